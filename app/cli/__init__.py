@@ -1,0 +1,1 @@
+"""The vramscope command: one module a sub-command."""

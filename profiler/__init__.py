@@ -1,0 +1,1 @@
+"""What runs in a training process, and the predictor."""
