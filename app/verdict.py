@@ -1,4 +1,4 @@
-"""What differs between two runs, in one sentence: a pure function, for every place that compares."""
+"""What differs between two runs, in one sentence: pure, for every place that compares."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def differing_settings(
 
 
 def _difference_clause(a_name: str, b_name: str, a_allocated: int, difference: int) -> str:
-    word = "less" if difference < 0 else "more"
-    share = f" ({abs(difference) / a_allocated:.0%})" if a_allocated else ""
-    return f"{b_name} peaks at {_size(abs(difference))}{share} {word} than {a_name}"
+    word = "lower" if difference < 0 else "higher"
+    share = f" ({100 * abs(difference) / a_allocated:.0f} %)" if a_allocated else ""
+    return f"{b_name} peaks {_size(abs(difference))}{share} {word} than {a_name}"
 
 
 def _causes(a: MemoryUse, b: MemoryUse, difference: int) -> str:
