@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from vramscope.app.verdict import differing_settings, verdict
 from vramscope.storage.records import MemoryUse
 
