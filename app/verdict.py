@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from vramscope.storage.records import MEMORY_LINES, MemoryUse
 
+from .format import CLASS_LABELS, UNKNOWN, percent, size
+
 Setting = str | int | float | bool | None
 
-_UNITS: tuple[tuple[str, int], ...] = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _SAME_WITHIN = 0.001
 _WORTH_NAMING = 0.1
 _MOST_SETTINGS = 3
@@ -40,7 +41,7 @@ def verdict(
         return f"No verdict: the peak of {' and of '.join(unknown)} is unknown."
     difference = b.allocated - a.allocated
     if abs(difference) <= _SAME_WITHIN * max(a.allocated, b.allocated):
-        head = f"{a_name} and {b_name} peak at the same {_size(max(a.allocated, b.allocated))}"
+        head = f"{a_name} and {b_name} peak at the same {size(max(a.allocated, b.allocated))}"
     else:
         head = _difference_clause(a_name, b_name, a.allocated, difference) + _causes(
             a, b, difference
@@ -61,8 +62,8 @@ def differing_settings(
 
 def _difference_clause(a_name: str, b_name: str, a_allocated: int, difference: int) -> str:
     word = "lower" if difference < 0 else "higher"
-    share = f" ({100 * abs(difference) / a_allocated:.0f} %)" if a_allocated else ""
-    return f"{b_name} peaks {_size(abs(difference))}{share} {word} than {a_name}"
+    share = f" ({percent(abs(difference) / a_allocated)})" if a_allocated else ""
+    return f"{b_name} peaks {size(abs(difference))}{share} {word} than {a_name}"
 
 
 def _causes(a: MemoryUse, b: MemoryUse, difference: int) -> str:
@@ -82,10 +83,10 @@ def _causes(a: MemoryUse, b: MemoryUse, difference: int) -> str:
     against = [line for line in ranked if worth[line] * difference < 0][:1]
     text = ""
     if along:
-        parts = [f"{_label(line)} ({_signed(worth[line])})" for line in along]
+        parts = [f"{_label(line)} ({size(worth[line], signed=True)})" for line in along]
         text += f", mostly in {' and '.join(parts)}"
     if against:
-        text += f", against {_label(against[0])} ({_signed(worth[against[0]])})"
+        text += f", against {_label(against[0])} ({size(worth[against[0]], signed=True)})"
     return text
 
 
@@ -103,18 +104,9 @@ def _settings_clause(differing: Mapping[str, tuple[Setting, Setting]]) -> str:
 
 
 def _value(value: Setting) -> str:
-    return "—" if value is None else str(value)
+    return UNKNOWN if value is None else str(value)
 
 
 def _label(line: str) -> str:
-    return line.replace("_", " ")
-
-
-def _size(size_bytes: int) -> str:
-    name, divisor = next(((n, d) for n, d in _UNITS if abs(size_bytes) >= d), _UNITS[-1])
-    return f"{size_bytes} B" if divisor == 1 else f"{size_bytes / divisor:,.2f} {name}"
-
-
-def _signed(size_bytes: int) -> str:
-    sign = "+" if size_bytes > 0 else "−"
-    return f"{sign}{_size(abs(size_bytes))}"
+    label = CLASS_LABELS[line]
+    return label if label[:2].isupper() else label.lower()

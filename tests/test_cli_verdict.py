@@ -26,14 +26,14 @@ SGD = use(optimizer_state=GIB, activations=3 * GIB + GIB // 2, allocated=6 * GIB
         (
             ADAM,
             SGD,
-            "two peaks 2.50 GiB (28 %) lower than one, mostly in optimizer state (−3.00 GiB),"
-            " against activations (+512.00 MiB); no recorded setting differs.",
+            "two peaks 2.50 GiB (27.8 %) lower than one, mostly in optimizer state (−3.00 GiB),"
+            " against activations (+512.0 MiB); no recorded setting differs.",
         ),
         (
             SGD,
             ADAM,
-            "two peaks 2.50 GiB (38 %) higher than one, mostly in optimizer state (+3.00 GiB),"
-            " against activations (−512.00 MiB); no recorded setting differs.",
+            "two peaks 2.50 GiB (38.5 %) higher than one, mostly in optimizer state (+3.00 GiB),"
+            " against activations (−512.0 MiB); no recorded setting differs.",
         ),
         (ADAM, ADAM, "one and two peak at the same 9.00 GiB; no recorded setting differs."),
         (ADAM, MemoryUse(), "No verdict: the peak of two is unknown."),
