@@ -1,0 +1,316 @@
+"""Bar figures: measured beside predicted, the phases of a step, the difference of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vramscope.storage.records import MemoryUse, PhaseRecord
+
+from .chart_layout import (
+    Figure,
+    Trace,
+    base_layout,
+    empty,
+    largest,
+    level_label,
+    memory_axis,
+    unit_label,
+)
+from .format import (
+    CLASS_COLOURS,
+    CLASS_LABELS,
+    PHASE_LABELS,
+    STACK,
+    Unit,
+    duration,
+    palette,
+    size,
+    unit_for,
+)
+
+_DARK_INK = "#10141C"
+_LIGHT_INK = "#FFFFFF"
+_LIGHT_INK_ON = {"parameters", "optimizer_state", "kv_cache", "unattributed"}
+
+
+def _ink(name: str) -> str:
+    """The text colour that reads on a class's colour."""
+    return _LIGHT_INK if name in _LIGHT_INK_ON else _DARK_INK
+
+
+def _lines(*books: MemoryUse | None) -> list[str]:
+    """The lines of the stack that any of the books holds, from bottom to top."""
+    return [n for n in STACK if any(b is not None and getattr(b, n) for b in books)]
+
+
+def _horizontal_memory_axis(dark: bool, unit: Unit, top: float) -> dict[str, Any]:
+    axis = memory_axis(dark, unit, top)
+    axis.update(title={"text": unit.name, "standoff": 6, "font": {"size": 12}})
+    return axis
+
+
+def measured_beside_predicted(
+    measured: MemoryUse,
+    predicted: MemoryUse | None,
+    dark: bool = False,
+    *,
+    capacity: int | None = None,
+) -> Figure:
+    """Two stacked bars: what was measured at the peak, and hatched what was predicted.
+
+    Args:
+        measured: The books at the measured peak.
+        predicted: The predicted books at the peak, or ``None`` for the measured bar alone.
+        dark: Colours for a dark page.
+        capacity: Bytes of the device; drawn as a line when it fits the axis.
+    """
+    names = _lines(measured, predicted)
+    if not names:
+        return empty("Nothing is known about this peak.", dark)
+    colours = palette(dark)
+    top = largest([measured.allocated, predicted.allocated if predicted else None])
+    shows_capacity = bool(capacity) and top >= 0.45 * (capacity or 0)
+    axis_top = max(top, capacity or 0) if shows_capacity else top
+    unit = unit_for(axis_top)
+    rows = [("Measured", measured, False)]
+    if predicted is not None:
+        rows.append(("Predicted", predicted, True))
+    traces: list[Trace] = []
+    for label, books, hatched in rows:
+        for name in names:
+            value = getattr(books, name)
+            if not value:
+                continue
+            traces.append(_segment(label, name, value, unit, top, hatched, dark))
+    layout = base_layout(dark)
+    layout.update(
+        barmode="stack",
+        bargap=0.28,
+        hovermode="closest",
+        dragmode=False,
+        xaxis=_horizontal_memory_axis(dark, unit, axis_top * 1.16),
+        yaxis={"autorange": "reversed", "fixedrange": True, "ticksuffix": "  ", "type": "category"},
+        margin={"l": 84, "r": 16, "t": 34, "b": 44},
+    )
+    for label, books, _ in rows:
+        layout["annotations"].append(_total_label(label, books.allocated, unit))
+    if shows_capacity and capacity:
+        layout["shapes"] = [_capacity_line(capacity, unit, colours.capacity)]
+        layout["annotations"].append(
+            level_label(
+                dark,
+                f"capacity {size(capacity)}",
+                1,
+                colours.capacity,
+                x=capacity / unit.bytes,
+                xref="x",
+                yref="paper",
+            )
+        )
+    narrow = {
+        "legend": {"y": -0.3, "yanchor": "top", "font": {"size": 11}},
+        "margin": {"l": 74, "r": 8, "t": 16, "b": 130},
+        "height": 330,
+    }
+    return {"data": traces, "layout": layout, "narrow": narrow}
+
+
+def _segment(
+    label: str, name: str, value: int, unit: Unit, top: float, hatched: bool, dark: bool
+) -> Trace:
+    colour = CLASS_COLOURS[name]
+    trace: Trace = {
+        "type": "bar",
+        "orientation": "h",
+        "name": CLASS_LABELS[name],
+        "legendgroup": name,
+        "showlegend": not hatched,
+        "y": [label],
+        "x": [value / unit.bytes],
+        "marker": {"color": colour, "line": {"width": 0.5, "color": palette(dark).background}},
+        "hovertemplate": f"{label}: {CLASS_LABELS[name]} {size(value)}<extra></extra>",
+    }
+    if value >= 0.09 * top:
+        trace.update(
+            text=[size(value)],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            textfont={"size": 12, "color": _ink(name)},
+        )
+    if hatched:
+        trace["marker"] = {
+            "color": colour,
+            "line": {"width": 1.5, "color": colour},
+            "pattern": {
+                "shape": "/",
+                "size": 7,
+                "solidity": 0.35,
+                "fillmode": "overlay",
+                "bgcolor": palette(dark).background,
+                "fgcolor": colour,
+                "fgopacity": 1,
+            },
+        }
+        if "textfont" in trace:
+            trace["textfont"] = {"size": 12, "color": palette(dark).text}
+            trace["text"] = [f"<b>{trace['text'][0]}</b>"]
+    return trace
+
+
+def _total_label(label: str, total: int | None, unit: Unit) -> dict[str, Any]:
+    return {
+        "text": f"<b>{size(total)}</b>",
+        "x": (total or 0) / unit.bytes,
+        "y": label,
+        "xanchor": "left",
+        "xshift": 6,
+        "showarrow": False,
+        "font": {"size": 13},
+    }
+
+
+def _capacity_line(capacity: int, unit: Unit, colour: str) -> dict[str, Any]:
+    x = capacity / unit.bytes
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": colour, "width": 1.5, "dash": "longdash"},
+    }
+
+
+def phases_in_step(phases: Sequence[PhaseRecord], dark: bool = False) -> Figure:
+    """The books at the peak of every phase inside one step, in the order in which they ran.
+
+    Bars are equally wide, so that a short optimizer phase stays readable; its duration stands
+    under it. The highest bar is the step's peak: peaks of phases are never added.
+    """
+    ordered = sorted(phases, key=lambda p: p.sequence)
+    names = _lines(*(p.peak for p in ordered))
+    if not ordered or not names:
+        return empty("No phase was recorded at this step.", dark)
+    colours = palette(dark)
+    totals = [p.peak.allocated or p.peak.attributed for p in ordered]
+    top = largest(totals)
+    unit = unit_for(top)
+    few = len(ordered) <= 24
+    ticks = [
+        f"{PHASE_LABELS[p.phase]}<br>{duration(p.duration_s)}" if few else PHASE_LABELS[p.phase]
+        for p in ordered
+    ]
+    traces: list[Trace] = [
+        {
+            "type": "bar",
+            "name": CLASS_LABELS[name],
+            "x": list(range(len(ordered))),
+            "y": [(getattr(p.peak, name) or 0) / unit.bytes for p in ordered],
+            "customdata": [size(getattr(p.peak, name)) for p in ordered],
+            "marker": {"color": CLASS_COLOURS[name], "line": {"width": 0}},
+            "hovertemplate": f"{CLASS_LABELS[name]} %{{customdata}}<extra></extra>",
+        }
+        for name in names
+    ]
+    layout = base_layout(dark, revision="phases")
+    highest = totals.index(max(totals))
+    layout.update(
+        barmode="stack",
+        bargap=0.12,
+        xaxis={
+            "tickvals": list(range(len(ordered))),
+            "ticktext": ticks,
+            "range": [-0.6, max(len(ordered), 3) - 0.4],
+            "fixedrange": True,
+            "tickfont": {"size": 11},
+            "unifiedhovertitle": {"text": "%{x}"},
+            "zeroline": False,
+            "showgrid": False,
+        },
+        yaxis=memory_axis(dark, unit, top * 1.14),
+        dragmode=False,
+        annotations=[
+            unit_label(dark, unit),
+            {
+                "text": f"peak {size(totals[highest])}",
+                "x": highest,
+                "y": totals[highest] / unit.bytes,
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 12, "color": colours.text},
+            },
+        ],
+        margin={"l": 56, "r": 16, "t": 44, "b": 52},
+    )
+    narrow = {
+        "legend": {"y": -0.34, "yanchor": "top", "font": {"size": 11}},
+        "margin": {"l": 44, "r": 8, "t": 24, "b": 150},
+        "xaxis": {"tickfont": {"size": 9}},
+    }
+    return {"data": traces, "layout": layout, "narrow": narrow}
+
+
+def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figure:
+    """How B differs from A, class by class: a waterfall from 0 to the difference in total."""
+    changed = [n for n in STACK if (getattr(b, n) or 0) != (getattr(a, n) or 0)]
+    if a.allocated is None or b.allocated is None:
+        return empty("The peak of one of the runs is not known.", dark)
+    if not changed:
+        return empty("The two runs hold the same in every class.", dark)
+    colours = palette(dark)
+    total = b.allocated - a.allocated
+    running = 0
+    bars: list[tuple[str, int, int, str]] = []
+    for name in changed:
+        delta = (getattr(b, name) or 0) - (getattr(a, name) or 0)
+        bars.append((CLASS_LABELS[name], running, delta, CLASS_COLOURS[name]))
+        running += delta
+    ends = [0, total, *(base for _, base, _, _ in bars), *(base + d for _, base, d, _ in bars)]
+    unit = unit_for(max(abs(e) for e in ends))
+    bars.append(("Allocated, B − A", 0, total, colours.muted))
+    reach = max(ends) - min(ends)
+    traces: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "showlegend": False,
+            "y": [label for label, *_ in bars],
+            "base": [base / unit.bytes for _, base, _, _ in bars],
+            "x": [delta / unit.bytes for _, _, delta, _ in bars],
+            "text": [size(delta, signed=True) for _, _, delta, _ in bars],
+            "marker": {"color": [colour for *_, colour in bars], "line": {"width": 0}},
+            "hovertemplate": "%{y}: %{text}<extra></extra>",
+            "textposition": "none",
+        }
+    ]
+    layout = base_layout(dark)
+    axis = _horizontal_memory_axis(dark, unit, 1)
+    axis["range"] = [(min(ends) - 0.2 * reach) / unit.bytes, (max(ends) + 0.2 * reach) / unit.bytes]
+    axis.update(zeroline=True, zerolinecolor=colours.muted, zerolinewidth=1)
+    axis["title"]["text"] = f"{unit.name} more (right) or less (left) in B"
+    layout.update(
+        xaxis=axis,
+        yaxis={"autorange": "reversed", "fixedrange": True, "ticksuffix": "  ", "type": "category"},
+        hovermode="closest",
+        dragmode=False,
+        bargap=0.3,
+        margin={"l": 136, "r": 16, "t": 12, "b": 48},
+        annotations=[
+            {
+                "text": size(delta, signed=True),
+                "x": (base + delta) / unit.bytes,
+                "y": label,
+                "xanchor": "left" if delta >= 0 else "right",
+                "xshift": 6 if delta >= 0 else -6,
+                "showarrow": False,
+                "font": {"size": 12},
+            }
+            for label, base, delta, _ in bars
+        ],
+    )
+    narrow = {"margin": {"l": 110, "r": 8, "t": 8, "b": 48}, "font": {"size": 11}}
+    return {"data": traces, "layout": layout, "narrow": narrow}

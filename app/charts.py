@@ -1,0 +1,465 @@
+"""Figures: pure functions from what the reader returns to plain plotly.js dictionaries.
+
+Nothing here reads a store or knows Streamlit, so the dashboard and the reports draw the same.
+Every figure has one unit on its memory axis, chosen by its largest value and named above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from vramscope.storage.records import Event, EventKind, MemoryUse
+
+from .chart_bars import difference_by_class, measured_beside_predicted, phases_in_step
+from .chart_layout import (
+    Figure,
+    Trace,
+    base_layout,
+    empty,
+    floats,
+    integers,
+    largest,
+    level_label,
+    level_line,
+    memory_axis,
+    sized,
+    steps_axis,
+    unit_label,
+)
+from .format import CLASS_COLOURS, CLASS_LABELS, STACK, Unit, palette, pl, unit_for
+
+if TYPE_CHECKING:
+    from vramscope.storage.reader import StepTable
+
+__all__ = [
+    "Figure",
+    "RunSeries",
+    "devices_heat_map",
+    "difference_by_class",
+    "measured_beside_predicted",
+    "memory_over_steps",
+    "phases_in_step",
+    "two_runs_over_steps",
+]
+
+Which = Literal["peak", "end"]
+
+BARS_UP_TO = 40
+"""A stack of so few steps is drawn as bars: an area over one or two points shows nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeries:
+    """One run's steps on one device, for a figure that compares runs."""
+
+    name: str
+    table: StepTable
+    capacity: int | None = None
+    predicted: MemoryUse | None = None
+
+
+def _column(table: StepTable, name: str) -> list[Any]:
+    return list(table.columns.get(name) or [None] * len(table))
+
+
+def _stack_top(table: StepTable, which: Which) -> list[int | None]:
+    allocated = _column(table, f"{which}_allocated")
+    reserved = _column(table, f"{which}_reserved")
+    return [a if r is None else r for a, r in zip(allocated, reserved, strict=True)]
+
+
+def _stack_traces(
+    table: StepTable, which: Which, unit: Unit, dark: bool, **axes: str
+) -> list[Trace]:
+    """One filled trace a class that holds anything, then the cached band."""
+    steps = integers(table.columns["step"])
+    bars = len(table) <= BARS_UP_TO
+    colours = palette(dark)
+    traces: list[Trace] = []
+
+    def add(name: str, values: list[Any], fill: str, **more: Any) -> None:
+        peak = largest(values)
+        own = unit_for(peak)
+        trace: Trace = {
+            "name": CLASS_LABELS[name],
+            "legendgroup": name,
+            "x": steps,
+            "y": floats(values, unit.bytes),
+            "hovertemplate": f"{CLASS_LABELS[name]} %{{y:,.2f}} {unit.name}<extra></extra>",
+            **axes,
+        }
+        if own is not unit:
+            trace["customdata"] = floats(values, own.bytes)
+            trace["hovertemplate"] = (
+                f"{CLASS_LABELS[name]} %{{customdata:,.2f}} {own.name}<extra></extra>"
+            )
+        if bars:
+            trace.update(type="bar", marker={"color": fill, "line": {"width": 0}})
+        else:
+            trace.update(
+                type="scatter",
+                mode="lines",
+                stackgroup="memory" + axes.get("xaxis", ""),
+                line={"width": 0, "color": fill},
+                fillcolor=fill,
+            )
+        trace.update(more)
+        traces.append(trace)
+
+    for name in STACK:
+        values = _column(table, f"{which}_{name}")
+        if largest(values) > 0:
+            add(name, values, CLASS_COLOURS[name])
+    cached = [
+        None if r is None or a is None else max(0, r - a)
+        for r, a in zip(
+            _column(table, f"{which}_reserved"), _column(table, f"{which}_allocated"), strict=True
+        )
+    ]
+    if largest(cached) > 0:
+        hatch = {"shape": "/", "size": 6, "solidity": 0.25}
+        if bars:
+            pattern = {**hatch, "fgcolor": colours.cached_hatch, "bgcolor": colours.cached_fill}
+            marker = {"color": colours.cached_fill, "pattern": pattern, "line": {"width": 0}}
+            add("cached", cached, colours.cached_fill, marker=marker)
+        else:
+            pattern = {**hatch, "fgcolor": colours.cached_hatch, "bgcolor": colours.cached_fill}
+            add("cached", cached, colours.cached_fill, fillpattern=pattern)
+    return traces
+
+
+def _allocated_trace(table: StepTable, which: Which, unit: Unit, dark: bool, **axes: str) -> Trace:
+    """The top of the stack: a thin line that carries the total and its phase into the hover."""
+    notes = [""] * len(table)
+    if which == "peak":
+        phases = _column(table, "peak_phase")
+        notes = [f" · in {getattr(p, 'value', p)}" if p else "" for p in phases]
+        carried = _column(table, "carried")
+        notes = [n + (" · ◦ carried" if c else "") for n, c in zip(notes, carried, strict=True)]
+    skipped = _column(table, "skipped")
+    notes = [n + (" · skipped step" if s else "") for n, s in zip(notes, skipped, strict=True)]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "Allocated",
+        "showlegend": False,
+        "x": integers(table.columns["step"]),
+        "y": floats(_column(table, f"{which}_allocated"), unit.bytes),
+        "text": notes,
+        "line": {"width": 0 if len(table) <= BARS_UP_TO else 1, "color": palette(dark).text},
+        "hovertemplate": f"<b>Allocated %{{y:,.2f}} {unit.name}</b>%{{text}}<extra></extra>",
+        **axes,
+    }
+
+
+def _driver_trace(table: StepTable, unit: Unit, dark: bool, **axes: str) -> Trace | None:
+    used = _column(table, "device_used")
+    if largest(used) <= 0:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "In use on the device (driver)",
+        "x": integers(table.columns["step"]),
+        "y": floats(used, unit.bytes),
+        "line": {"width": 1.5, "color": palette(dark).driver, "dash": "dot"},
+        "hovertemplate": f"Driver %{{y:,.2f}} {unit.name}<extra></extra>",
+        **axes,
+    }
+
+
+def _detail_trace(table: StepTable, dark: bool, **axes: str) -> Trace | None:
+    """Marks under the steps at which every allocation was followed."""
+    steps = [s for s, d in zip(table.columns["step"], _column(table, "detail"), strict=True) if d]
+    if not steps or len(steps) == len(table):
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "Detail step",
+        "legendgroup": "detail",
+        "x": integers(steps),
+        "y": floats([0] * len(steps)),
+        "marker": {
+            "symbol": "triangle-up",
+            "size": 8,
+            "color": palette(dark).text,
+            "line": {"width": 1, "color": palette(dark).background},
+        },
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        **axes,
+    }
+
+
+def _levels(
+    dark: bool,
+    unit: Unit,
+    top: float,
+    capacity: int | None,
+    predicted: MemoryUse | None,
+    **axes: str,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Shapes and annotations of the capacity and the predicted level."""
+    colours = palette(dark)
+    shapes: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    yref = axes.get("yref", "y")
+    if predicted is not None and predicted.allocated:
+        y = predicted.allocated / unit.bytes
+        shapes.append(level_line(y, colours.background, "solid", 4, opacity=0.7, **axes))
+        shapes.append(level_line(y, colours.text, "dash", 1.8, **axes))
+        text = sized("predicted", predicted.allocated)
+        labels.append(level_label(dark, text, y, colours.text, yref=yref))
+    if capacity:
+        text = sized("capacity", capacity)
+        if capacity <= top:
+            y = capacity / unit.bytes
+            shapes.append(level_line(y, colours.capacity, "longdash", **axes))
+            place = {"x": 0, "xanchor": "left", "yref": yref}
+            labels.append(level_label(dark, text, y, colours.capacity, **place))
+        else:
+            place = {"yref": f"{yref} domain", "yanchor": "top", "x": 0, "xanchor": "left"}
+            labels.append(
+                level_label(dark, f"↑ {text}", 1, colours.capacity, **{**place, "yshift": -2})
+            )
+    return shapes, labels
+
+
+def _top(
+    tables: Sequence[StepTable],
+    which: Which,
+    capacity: int | None,
+    predicted: Sequence[MemoryUse | None],
+) -> float:
+    """Bytes at the top of the memory axis; the capacity is in view once half of it is used."""
+    top = largest(*(_stack_top(t, which) for t in tables))
+    top = max(top, largest(*(_column(t, "device_used") for t in tables)))
+    top = max([top, *(p.allocated or 0 for p in predicted if p is not None)])
+    if capacity and top >= 0.45 * capacity:
+        top = max(top, capacity)
+    return top * 1.1
+
+
+def _event_marks(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    shapes = []
+    labels = []
+    for event in events:
+        if event.step is None or event.kind is not EventKind.OOM:
+            continue
+        colour = CLASS_COLOURS["communication"]
+        shapes.append(
+            {
+                "type": "line",
+                "x0": event.step,
+                "x1": event.step,
+                "yref": "y domain",
+                "y0": 0,
+                "y1": 1,
+                "line": {"color": colour, "width": 2},
+            }
+        )
+        labels.append(
+            {
+                "text": f"✖ out of memory at step {event.step:,}",
+                "x": event.step,
+                "y": 1,
+                "yref": "y domain",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "bgcolor": colour,
+                "font": {"color": "#000000", "size": 12},
+                "borderpad": 3,
+            }
+        )
+    return shapes, labels
+
+
+def memory_over_steps(
+    table: StepTable,
+    *,
+    title: str = "",
+    capacity: int | None = None,
+    predicted: MemoryUse | None = None,
+    which: Which = "peak",
+    dark: bool = False,
+    events: Sequence[Event] = (),
+    revision: str = "steps",
+) -> Figure:
+    """Stacked memory by class over the steps of one device.
+
+    Args:
+        table: The steps, raw or from a rollup level.
+        title: Text as it comes from a run; it is escaped here.
+        capacity: Bytes of the device, or ``None`` when not known.
+        predicted: The predicted books at the same instant, drawn as a dashed level.
+        which: The books at each step's peak or at its end.
+        dark: Colours for a dark page.
+        events: Out-of-memory events become marks.
+        revision: plotly.js keeps the zoom while this stays the same.
+    """
+    if not len(table):
+        return empty("No step has ended yet.", dark)
+    top = _top([table], which, capacity, [predicted])
+    unit = unit_for(top / 1.1)
+    traces = _stack_traces(table, which, unit, dark)
+    traces.append(_allocated_trace(table, which, unit, dark))
+    for extra in (_driver_trace(table, unit, dark), _detail_trace(table, dark)):
+        if extra is not None:
+            traces.append(extra)
+    shapes, labels = _levels(dark, unit, top, capacity, predicted)
+    marks, mark_labels = _event_marks(events)
+    layout = base_layout(dark, title=pl(title), revision=revision)
+    layout.update(
+        xaxis=steps_axis(dark),
+        yaxis=memory_axis(dark, unit, top),
+        barmode="stack",
+        bargap=0.08,
+        shapes=[*shapes, *marks],
+        annotations=[unit_label(dark, unit), *labels, *mark_labels],
+    )
+    return {"data": traces, "layout": layout, "narrow": _NARROW}
+
+
+_NARROW: dict[str, Any] = {
+    "legend": {"y": -0.22, "yanchor": "top", "font": {"size": 11}},
+    "margin": {"l": 44, "r": 8, "t": 28, "b": 150},
+}
+
+
+def two_runs_over_steps(
+    a: RunSeries, b: RunSeries, *, which: Which = "peak", dark: bool = False
+) -> Figure:
+    """Two runs side by side, on the same memory axis and the same steps."""
+    if not len(a.table) and not len(b.table):
+        return empty("Neither run has a step yet.", dark)
+    tables = [a.table, b.table]
+    predicted = [a.predicted, b.predicted]
+    capacities = [c for c in (a.capacity, b.capacity) if c]
+    top = _top(tables, which, max(capacities, default=None), predicted)
+    unit = unit_for(top / 1.1)
+    layout = base_layout(dark, revision="compare")
+    traces: list[Trace] = []
+    seen: set[str] = set()
+    last = max((t.columns["step"][-1] for t in tables if len(t)), default=1)
+    for n, run in enumerate((a, b)):
+        suffix = "" if n == 0 else "2"
+        axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+        if len(run.table):
+            added = _stack_traces(run.table, which, unit, dark, **axes)
+            added.append(_allocated_trace(run.table, which, unit, dark, **axes))
+            for trace in added:
+                group = trace.get("legendgroup", "")
+                trace["showlegend"] = bool(group) and group not in seen
+                seen.add(group)
+            traces += added
+        shapes, labels = _levels(
+            dark,
+            unit,
+            top,
+            run.capacity,
+            run.predicted,
+            xref=f"x{suffix} domain",
+            yref=f"y{suffix}",
+        )
+        for label in labels:
+            label["xref"] = f"x{suffix} domain"
+        layout["shapes"] += shapes
+        layout["annotations"] += [
+            *labels,
+            {
+                "text": f"<b>{'AB'[n]}</b> {pl(run.name)}",
+                "x": 0,
+                "xref": f"x{suffix} domain",
+                "xanchor": "left",
+                "y": 1,
+                "yref": f"y{suffix} domain",
+                "yanchor": "bottom",
+                "yshift": 4,
+                "showarrow": False,
+                "font": {"size": 14},
+            },
+        ]
+    layout.update(
+        xaxis=steps_axis(dark, domain=[0, 0.485], range=[0, last + 0.5]),
+        xaxis2=steps_axis(dark, domain=[0.515, 1], matches="x", anchor="y2"),
+        yaxis=memory_axis(dark, unit, top),
+        yaxis2=memory_axis(dark, unit, top, anchor="x2", matches="y", showticklabels=False),
+        barmode="stack",
+        bargap=0.08,
+    )
+    layout["annotations"].append(unit_label(dark, unit, y=0, yanchor="top", yshift=-8))
+    layout["legend"].update(y=1.12)
+    layout["margin"].update(t=76)
+    narrow = {
+        "height": 720,
+        "legend": {"y": -0.1, "yanchor": "top", "font": {"size": 11}},
+        "margin": {"l": 44, "r": 8, "t": 36, "b": 130},
+        "xaxis": {"domain": [0, 1], "anchor": "y", "title": {"text": ""}},
+        "yaxis": {"domain": [0.56, 1]},
+        "xaxis2": {"domain": [0, 1]},
+        "yaxis2": {"domain": [0, 0.44], "showticklabels": True},
+    }
+    return {"data": traces, "layout": layout, "narrow": narrow}
+
+
+def devices_heat_map(
+    rows: Sequence[tuple[str, StepTable]],
+    *,
+    capacity: int | None = None,
+    which: Which = "peak",
+    dark: bool = False,
+    buckets: int = 240,
+) -> Figure:
+    """Allocated memory of many devices over steps: one row a device, the fullest step a cell."""
+    known = [(label, t) for label, t in rows if len(t)]
+    if not known:
+        return empty("No step has ended yet.", dark)
+    first = min(t.columns["step"][0] for _, t in known)
+    last = max(t.columns["step"][-1] for _, t in known)
+    width = max(1, -(-(last - first + 1) // buckets))
+    columns = (last - first) // width + 1
+    grid: list[list[int | None]] = []
+    for _, table in known:
+        cells: list[int | None] = [None] * columns
+        values = _column(table, f"{which}_allocated")
+        for step, value in zip(table.columns["step"], values, strict=True):
+            at = (step - first) // width
+            if value is not None and (cells[at] or -1) < value:
+                cells[at] = value
+        grid.append(cells)
+    high = largest(*grid)
+    low = min((v for row in grid for v in row if v is not None), default=0)
+    unit = unit_for(high)
+    if capacity and high >= 0.5 * capacity:
+        low, high = 0.5 * capacity, max(capacity, high)
+    elif low >= 0.98 * high:
+        low = 0.9 * high
+    labels = [pl(label, 24) for label, _ in known]
+    layout = base_layout(dark, revision="devices")
+    layout.update(
+        hovermode="closest",
+        xaxis=steps_axis(dark),
+        yaxis={"autorange": "reversed", "fixedrange": True, "ticks": "", "type": "category"},
+        margin={"l": 96, "r": 16, "t": 12, "b": 44},
+    )
+    trace: Trace = {
+        "type": "heatmap",
+        "x": [first + i * width for i in range(columns)],
+        "y": labels,
+        "z": [[None if v is None else v / unit.bytes for v in row] for row in grid],
+        "zmin": low / unit.bytes,
+        "zmax": high / unit.bytes if high else 1,
+        "colorscale": "Cividis",
+        "ygap": 2,
+        "colorbar": {
+            "title": {"text": unit.name, "side": "top"},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "tickformat": ",.3~f",
+        },
+        "hovertemplate": f"%{{y}} · step %{{x:,d}}<br>%{{z:,.2f}} {unit.name}<extra></extra>",
+    }
+    return {"data": [trace], "layout": layout, "narrow": {"margin": {"l": 72, "r": 4, "b": 40}}}
