@@ -1,0 +1,192 @@
+"""What an optimizer keeps for each parameter, and what its step holds for a moment."""
+
+# ruff: noqa: RUF009 (setting() makes a dataclass field)
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from .dtypes import ceil_div
+from .inventory import TensorSpec
+from .mapping import check, setting
+
+OptimizerName = Literal["sgd", "adam", "adamw", "adam8bit", "adamw8bit", "other"]
+Implementation = Literal["foreach", "for-loop", "fused"]
+
+EIGHT_BIT: frozenset[str] = frozenset({"adam8bit", "adamw8bit"})
+SMALLEST_8BIT = 4096
+"""Tensors with fewer elements keep 32-bit state (bitsandbytes ``min_8bit_size``)."""
+BLOCK_8BIT = 256
+"""Elements that share one scale in an 8-bit state."""
+QUANTILE_MAPS = 2048
+"""Bytes of the two code books (signed and unsigned) that all 8-bit states of an optimizer share."""
+
+TORCH_SOURCE = "torch 2.13 torch/optim/{file}, checked against its tensors byte for byte"
+BNB_SOURCE = "bitsandbytes 0.50 optim/optimizer.py Optimizer2State, checked byte for byte"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSpec:
+    """One parameter group of an optimizer, as its step runs."""
+
+    name: OptimizerName = setting(
+        "Which optimizer. `other`: parameters and gradients are predicted, its state is not.",
+        "adamw",
+    )
+    class_name: str | None = setting("Class of an optimizer named `other`.", None)
+    implementation: Implementation = setting(
+        "How the step runs: all tensors at once (torch's default on CUDA), one after another "
+        "(torch's default on a CPU), or in one kernel.",
+        "foreach",
+        aliases={"for_loop": "for-loop", "forloop": "for-loop", "single": "for-loop"},
+    )
+    momentum: float = setting("Momentum of SGD.", 0.0, minimum=0)
+    nesterov: bool = setting("Nesterov momentum of SGD.", False)
+    amsgrad: bool = setting("Whether Adam keeps the largest second moment too.", False)
+    weight_decay: float = setting("Weight decay.", 0.0, minimum=0)
+    maximize: bool = setting("Whether the step ascends.", False)
+    capturable: bool = setting("Whether Adam's step counters lie on the device.", False)
+    paged: bool = setting("8-bit state in managed memory (bitsandbytes Paged*).", False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def is_adam(self) -> bool:
+        """Whether it is torch's Adam or AdamW."""
+        return self.name in ("adam", "adamw")
+
+    @property
+    def steps_on_device(self) -> bool:
+        """Whether Adam's step counters are tensors on the parameters' device, not on the CPU."""
+        return self.capturable or self.implementation == "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """One kind of storage that an optimizer keeps for a parameter."""
+
+    name: str
+    nbytes: int
+    on_device: bool = True
+    source: str = TORCH_SOURCE
+
+
+def state_storages(
+    tensor: TensorSpec, optimizer: OptimizerSpec, *, device: str
+) -> tuple[StateStorage, ...]:
+    """What the optimizer keeps for one trainable parameter after its first step.
+
+    torch: SGD nothing, with momentum one tensor like the parameter; Adam and AdamW two, with
+    ``amsgrad`` three, and a 4-byte step counter that lies on the CPU unless ``fused`` or
+    ``capturable``. bitsandbytes: see :func:`eight_bit_storages`.
+    """
+    if optimizer.name in EIGHT_BIT:
+        return eight_bit_storages(tensor, paged=optimizer.paged and device == "cuda")
+    if optimizer.name == "sgd":
+        source = TORCH_SOURCE.format(file="sgd.py")
+        if not optimizer.momentum:
+            return ()
+        return (StateStorage("momentum", tensor.nbytes, source=source),)
+    if not optimizer.is_adam:
+        return ()
+    source = TORCH_SOURCE.format(file="adam.py")
+    on_device = device == "cpu" or optimizer.steps_on_device
+    kept = ["first moment", "second moment", *(["largest second moment"] * optimizer.amsgrad)]
+    return (
+        *(StateStorage(name, tensor.nbytes, source=source) for name in kept),
+        StateStorage("step counters", 4, on_device=on_device, source=source),
+    )
+
+
+def eight_bit_storages(tensor: TensorSpec, *, paged: bool) -> tuple[StateStorage, ...]:
+    """State of bitsandbytes' 8-bit Adam for one parameter of ``n`` elements.
+
+    ``n < 4096``: two float32 moments, ``8·n``. Otherwise two of one byte an element and a float32
+    scale for each 256 elements: ``2·(n + 4·⌈n/256⌉)``. Paged state (``n ≥ 100,000``) lies in
+    managed memory, outside the allocator. The step counter is a Python number.
+    """
+    n = tensor.numel
+    bits = tensor.state_bits or (8 if n >= SMALLEST_8BIT else 32)
+    device = not (paged and n >= 100_000)
+    if bits == 32:
+        return tuple(
+            StateStorage(name, 4 * n, device, BNB_SOURCE)
+            for name in ("first moment", "second moment")
+        )
+    scales = 4 * ceil_div(n, BLOCK_8BIT)
+    return (
+        StateStorage("first moment, 8-bit", n, device, BNB_SOURCE),
+        StateStorage("second moment, 8-bit", n, device, BNB_SOURCE),
+        StateStorage("scales of the first moment", scales, True, BNB_SOURCE),
+        StateStorage("scales of the second moment", scales, True, BNB_SOURCE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTemporaries:
+    """What a step holds beside the state, at its own peak."""
+
+    nbytes: int
+    formula: str
+    source: str = TORCH_SOURCE
+
+
+def step_temporaries(tensors: Sequence[TensorSpec], optimizer: OptimizerSpec) -> StepTemporaries:
+    """Largest temporary of the step over one parameter group.
+
+    ``foreach``: a list as large as the largest group of one dtype (Adam: ``exp_avg_sq.sqrt()``;
+    SGD: gradients with the weight decay added). For-loop: of one parameter at a time, while the
+    last parameter's ``denom`` is still bound. Fused: none.
+
+    Args:
+        tensors: The trainable parameters of the group, in order.
+        optimizer: Its settings.
+    """
+    if optimizer.implementation == "fused" or not tensors:
+        return StepTemporaries(0, "fused: 0")
+    if optimizer.name in EIGHT_BIT or optimizer.name == "other":
+        return StepTemporaries(0, "one kernel a tensor: 0", BNB_SOURCE)
+    source = TORCH_SOURCE.format(file="sgd.py" if optimizer.name == "sgd" else "adam.py")
+    if optimizer.implementation == "foreach":
+        return _foreach_temporaries(tensors, optimizer, source)
+    sizes = [t.nbytes for t in tensors]
+    copies = _copies_for_one(optimizer)
+    carried = 1 if optimizer.is_adam else 0
+    pairs = [(0, sizes[0]), *pairwise(sizes)]
+    before, largest = max(pairs, key=lambda pair: copies * pair[1] + carried * pair[0])
+    if not copies:
+        return StepTemporaries(0, "in place: 0", source)
+    formula = f"{copies} × {largest:,} B" + (f" + {before:,} B" if carried and before else "")
+    return StepTemporaries(copies * largest + carried * before, formula, source)
+
+
+def _foreach_temporaries(
+    tensors: Sequence[TensorSpec], optimizer: OptimizerSpec, source: str
+) -> StepTemporaries:
+    if optimizer.name == "sgd" and not (optimizer.weight_decay or optimizer.maximize):
+        return StepTemporaries(0, "in place: 0", source)
+    by_dtype: dict[str, int] = {}
+    for tensor in tensors:
+        by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.nbytes
+    # The list of one dtype stays bound until the next one's is made.
+    largest = sorted(by_dtype.values(), reverse=True)[:2]
+    return StepTemporaries(sum(largest), " + ".join(f"{b:,} B" for b in largest), source)
+
+
+def _copies_for_one(optimizer: OptimizerSpec) -> int:
+    """How many tensors like the parameter the for-loop step makes for it at once."""
+    decayed = 1 if optimizer.weight_decay or optimizer.maximize else 0
+    if optimizer.name == "sgd":
+        both = decayed and optimizer.nesterov and optimizer.momentum
+        return 2 if both else max(decayed, 1 if optimizer.nesterov else 0)
+    if optimizer.name == "adamw":
+        decayed = 1 if optimizer.maximize else 0
+    return 2 + decayed
+
+
+def of_group(tensors: Sequence[TensorSpec], position: int) -> Iterator[TensorSpec]:
+    """The trainable parameters that the optimizer group at ``position`` updates."""
+    return (t for t in tensors if t.trainable and t.optimizer == position)

@@ -1,0 +1,202 @@
+"""Everything that a prediction depends on, and nothing else."""
+
+# ruff: noqa: RUF009 (setting() makes a dataclass field)
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from .architectures import DecoderArchitecture, from_hf_config, inventory_of
+from .dtypes import DTYPE_ALIASES, HalfDtype, TensorDtype, WeightDtype
+from .inventory import TensorInventory
+from .mapping import check, from_mapping, schema, setting, to_mapping
+from .optimizers import OptimizerSpec
+from .sharding import Parallelism
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShape:
+    """The shape of what one forward pass of one device sees."""
+
+    micro_batch: int = setting("Samples in one forward pass on one device.", minimum=1)
+    sequence: int | None = setting(
+        "Tokens in a sample; null for models that see no sequences.", None, minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSpec:
+    """What happens to the logits."""
+
+    upcast_logits: bool | None = setting(
+        "Whether 16-bit logits are copied to float32 before cross-entropy; null: as the family's "
+        "own loss does (Hugging Face: yes, plain PyTorch: no).",
+        None,
+    )
+    shifts_labels: bool | None = setting(
+        "Whether the model shifts the labels itself (a copy of them is saved); null: as the "
+        "family does.",
+        None,
+    )
+    keep_logits: bool = setting(
+        "Whether the training loop's variable keeps the logits alive until the next forward "
+        "pass (`logits, loss = model(...)` does).",
+        True,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One device's part in training one model.
+
+    A model is given by its ``architecture``, by its ``tensors``, or by both: then the tensors
+    decide what is stored and the architecture what is saved for backward.
+    """
+
+    architecture: DecoderArchitecture | None = setting(
+        "A dense decoder transformer by its sizes; needed to predict activations.", None
+    )
+    tensors: TensorInventory | None = setting(
+        "The model's parameters and buffers; null: those of the architecture.", None
+    )
+    weight_dtype: WeightDtype = setting(
+        "What the architecture's weights are kept in (`tensors` carry their own types).",
+        "float32",
+        aliases=DTYPE_ALIASES,
+    )
+    double_quantization: bool = setting("Whether 4-bit scales are quantised too.", False)
+    autocast: HalfDtype | None = setting(
+        "What autocast computes in; null: no autocast.", None, aliases=DTYPE_ALIASES
+    )
+    master_weights: bool = setting(
+        "Whether the optimizer keeps float32 copies of 16-bit weights and works on those.", False
+    )
+    gradient_dtype: TensorDtype | None = setting(
+        "Type of gradients where it is not the parameters' own.", None, aliases=DTYPE_ALIASES
+    )
+    optimizers: tuple[OptimizerSpec, ...] = setting(
+        "Parameter groups as the optimizers step over them; tensors name theirs by position.",
+        (OptimizerSpec(),),
+    )
+    batch: BatchShape | None = setting("What one forward pass sees.", None)
+    accumulation: int = setting("Micro-batches in a step.", 1, minimum=1)
+    checkpointing: Literal["none", "full"] = setting(
+        "`full`: each block keeps its input only, and is computed again in backward.", "none"
+    )
+    attention: Literal["sdpa", "eager"] = setting(
+        "Scaled dot-product attention as one operator, or written out.", "sdpa"
+    )
+    dropout_active: bool = setting("Whether dropout drops (a model in training mode).", True)
+    loss: LossSpec = setting("What happens to the logits.", LossSpec())
+    device: Literal["cuda", "cpu"] = setting("Where it runs.", "cuda")
+    parallelism: Parallelism = setting("How the work is spread over devices.", Parallelism())
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.architecture is None and self.tensors is None:
+            raise ValueError("Scenario: one of architecture and tensors must be given")
+        self._check_optimizer_positions()
+
+    def _check_optimizer_positions(self) -> None:
+        if self.tensors is None:
+            return
+        for tensor, _ in self.tensors.counted():
+            if tensor.trainable and (tensor.optimizer or 0) >= max(len(self.optimizers), 1):
+                raise ValueError(
+                    f"TensorSpec.optimizer={tensor.optimizer}: must be below "
+                    f"{len(self.optimizers)}, the number of optimizers, or null"
+                )
+
+    @property
+    def inventory(self) -> TensorInventory:
+        """The model's parameters and buffers, given or the architecture's."""
+        if self.tensors is not None:
+            return self.tensors
+        assert self.architecture is not None
+        return inventory_of(
+            self.architecture, self.weight_dtype, double_quantization=self.double_quantization
+        )
+
+    def to_mapping(self) -> dict[str, object]:
+        """A plain nested mapping; what is at its default is left out."""
+        return to_mapping(self)
+
+    @classmethod
+    def from_mapping(cls, data: object) -> Scenario:
+        """Build a scenario from a plain nested mapping, as read from YAML or JSON.
+
+        Raises:
+            ValueError: Names the field, the value and what is allowed.
+        """
+        return from_mapping(cls, data)
+
+    def replace(self, **changes: object) -> Scenario:
+        """The same scenario with other values in some fields, checked anew."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def scenario_schema() -> dict[str, object]:
+    """JSON Schema (draft 2020-12) of a scenario file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "vramscope scenario",
+        **schema(Scenario),
+        "anyOf": [{"required": ["architecture"]}, {"required": ["tensors"]}],
+    }
+
+
+def read_scenario_file(path: str | Path) -> Scenario:
+    """Read a scenario from a YAML or JSON file.
+
+    A Hugging Face ``config.json`` (a mapping with ``model_type``) is read too: its architecture,
+    with everything else at its default.
+
+    Raises:
+        ValueError: Names the file and, where there is one, the field, the value and what is
+            allowed; also for a file that cannot be read.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: is not valid YAML or JSON ({error})") from None
+    try:
+        if isinstance(data, Mapping) and "model_type" in data:
+            return scenario_of_hf_config(data)
+        return Scenario.from_mapping(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def scenario_of_hf_config(config: Mapping[str, object]) -> Scenario:
+    """The architecture of a Hugging Face ``config.json``, everything else at its default.
+
+    Weights are in the configuration's ``torch_dtype`` (``dtype`` in newer files) where given.
+
+    Raises:
+        ValueError: The model is not known here, or its weights are quantised in a way that is
+            not modelled.
+    """
+    if config.get("quantization_config"):
+        raise ValueError("quantization_config: quantised checkpoints are not modelled yet")
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"torch_dtype={dtype!r}: must be float32, float16 or bfloat16")
+    return Scenario(
+        architecture=from_hf_config(config),
+        weight_dtype=dtype,  # type: ignore[arg-type]
+    )
