@@ -1,0 +1,146 @@
+"""``vramscope predict``: what a training setup will hold, before it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from vramscope.profiler.analytic import Prediction, predict, read_scenario_file, scenario_schema
+from vramscope.storage.records import MemoryUse, Phase
+
+from ..format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, size, whole_bytes
+from ..reports.run_json import prediction_mapping
+from . import options, terminal
+from .books import add_books, largest_of
+from .errors import ScenarioNotUsable
+from .scenario_flags import ScenarioFlags
+from .tables import Scale, add, say, table
+
+EXAMPLES = (
+    "vramscope predict --model config.json --precision bf16-mixed --micro-batch 4 --sequence 2048",
+    "vramscope predict scenario.yaml --zero-stage 3 --devices 8 --terms",
+    "vramscope predict --schema > scenario.schema.json",
+)
+
+
+def predict_command(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SCENARIO]", help="A scenario file, YAML or JSON; see --schema."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="FILE", help="A Hugging Face config.json instead."),
+    ] = None,
+    precision: options.Precision = None,
+    dtype: options.Dtype = None,
+    master_weights: options.MasterWeights = None,
+    optimizer: options.Optimizer = None,
+    momentum: options.Momentum = None,
+    micro_batch: options.MicroBatch = None,
+    sequence: options.Sequence = None,
+    accumulation: options.Accumulation = None,
+    checkpointing: options.Checkpointing = None,
+    attention: options.Attention = None,
+    devices: options.Devices = None,
+    zero_stage: options.ZeroStage = None,
+    device: options.Device = None,
+    terms: Annotated[
+        bool, typer.Option("--terms", help="List every summand with its formula filled in.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a scenario file, and end.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Predict the memory of one device by class and phase, from a model and a training setup.
+
+    Options change what the file says. What the prediction leaves out is named under it.
+    """
+    if schema:
+        terminal.print_json(scenario_schema())
+        return
+    flags = ScenarioFlags(
+        precision=precision,
+        dtype=dtype,
+        master_weights=master_weights,
+        optimizer=optimizer,
+        momentum=momentum,
+        micro_batch=micro_batch,
+        sequence=sequence,
+        accumulation=accumulation,
+        checkpointing=checkpointing,
+        attention=attention,
+        devices=devices,
+        zero_stage=zero_stage,
+        device=device,
+    )
+    prediction = _predict(_only(scenario, model), flags)
+    if as_json:
+        terminal.print_json(_mapping(prediction))
+        return
+    console = terminal.out()
+    _phases(console, prediction)
+    if terms:
+        _terms(console, prediction)
+    _left_out(console, prediction)
+
+
+def _only(scenario: Path | None, model: Path | None) -> Path:
+    if scenario is not None and model is not None:
+        raise typer.BadParameter("give a scenario file or --model, not both")
+    path = scenario or model
+    if path is None:
+        raise typer.BadParameter("give a scenario file, or a config.json with --model")
+    return path
+
+
+def _predict(path: Path, flags: ScenarioFlags) -> Prediction:
+    try:
+        return predict(flags.apply(read_scenario_file(path)))
+    except ValueError as error:
+        raise ScenarioNotUsable(str(error)) from error
+
+
+def _phases(console: Console, prediction: Prediction) -> None:
+    order = [phase for phase in Phase if phase in prediction.phases]
+    books: list[MemoryUse] = [prediction.phases[phase] for phase in order]
+    scale = Scale.of(largest_of(prediction.peak, *books))
+    names = ["step end" if phase is Phase.IDLE else PHASE_LABELS[phase] for phase in order]
+    caption = f"{scale.caption}, at each phase's own peak; a phase is not added to another."
+    made = table("Predicted for one device", ("", "Peak", *names), caption=caption)
+    add_books(made, (prediction.peak, *books), scale)
+    console.print(made)
+    peak = size(prediction.peak.allocated)
+    where = f" in {PHASE_LABELS[prediction.peak_phase]}" if prediction.peak_phase else ""
+    say(console, "", f"Peak: {peak} allocated{where}{_band(prediction)}.")
+
+
+def _band(prediction: Prediction) -> str:
+    low, high = prediction.peak_low, prediction.peak_high
+    if low is None or high is None or low == high:
+        return ""
+    return f", between {size(low)} and {size(high)} by the software stack"
+
+
+def _terms(console: Console, prediction: Prediction) -> None:
+    made = table("Terms", ("Class", "Term", "Formula", "Source", "Bytes"), texts=4)
+    for term in prediction.terms:
+        label = UNKNOWN if term.memory_class is None else CLASS_LABELS[term.memory_class]
+        add(made, label, term.name, term.formula, term.source, whole_bytes(term.bytes))
+    say(console, "")
+    console.print(made)
+
+
+def _left_out(console: Console, prediction: Prediction) -> None:
+    if prediction.not_modelled:
+        say(console, "", "Not in these figures:")
+        say(console, *(f"  {note}" for note in prediction.not_modelled))
+
+
+def _mapping(prediction: Prediction) -> dict[str, object]:
+    record = prediction_mapping(prediction.to_record(0))
+    del record["device"]
+    return record

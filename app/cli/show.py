@@ -1,0 +1,167 @@
+"""``vramscope show``: one run, measured beside predicted, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from vramscope.storage.reader import RunReader
+from vramscope.storage.records import Event, MemoryUse, RunInfo
+
+from ..format import PHASE_LABELS, STATUS_LABELS, UNKNOWN, duration, setting, size
+from ..overview import DeviceOverview, RunOverview, differences, overview
+from ..reports.instants import iso, iso_of_ns
+from ..reports.run_json import (
+    device_mapping,
+    event_mapping,
+    prediction_mapping,
+    run_mapping,
+    step_mapping,
+)
+from . import options, terminal
+from .books import METHODS, add_books, largest_of
+from .tables import Scale, add, say, table
+
+EXAMPLES = (
+    "vramscope show demo-adamw",
+    "vramscope show 3f9a --events 50",
+    "vramscope show 3f9a --json",
+)
+
+
+def show(
+    run: options.Run,
+    events: Annotated[
+        int, typer.Option("--events", min=0, metavar="N", help="The most events to list.")
+    ] = 10,
+    db: options.Db = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show one run: measured beside predicted at each device's peak, settings and events."""
+    with RunReader(db) as reader:
+        found = overview(reader, run)
+    if as_json:
+        terminal.print_json(overview_mapping(found))
+        return
+    console = terminal.out()
+    _header(console, found.run)
+    for device in found.devices:
+        _device(console, device)
+    _values(console, "Settings", found.run.settings)
+    _events(console, found.events, events)
+
+
+def _header(console: Console, run: RunInfo) -> None:
+    status = STATUS_LABELS[run.status]
+    if run.status_message:
+        status = f"{status}: {run.status_message}"
+    ended = UNKNOWN
+    if run.ended_at is not None:
+        ended = f"after {duration((run.ended_at - run.started_at).total_seconds())}"
+    made = table("", ("", ""), texts=2)
+    made.show_header = False
+    add(made, "Run", f"{run.name}  ({run.id})", style="bold")
+    add(made, "Status", status)
+    add(made, "Started", f"{iso(run.started_at)[:19].replace('T', ' ')} UTC")
+    add(made, "Ended", ended)
+    add(made, "Ranks", str(run.world_size))
+    if run.lost_records:
+        add(made, "Lost", f"{run.lost_records:,} records could not be kept")
+    console.print(made)
+
+
+def _device(console: Console, device: DeviceOverview) -> None:
+    capacity = size(device.device.total_bytes)
+    say(console, "", f"{device.label} on {device.device.host}, capacity {capacity}")
+    if device.peak is None:
+        say(console, "No step has been recorded yet.")
+        if not device.predictions:
+            return
+    forecasts = [record.peak for record in device.predictions]
+    books = [device.peak_use, *forecasts, device.end_use]
+    scale = Scale.of(largest_of(*books))
+    names = ["", "Measured peak", *(METHODS[record.method] for record in device.predictions)]
+    names += ["Step end", *(("Predicted − measured", "Share") if forecasts else ())]
+    made = table("", names, caption=_caption(device, scale))
+    add_books(made, books, scale, difference=(1, 0) if forecasts else None)
+    console.print(made)
+    if device.peak is not None and device.peak.device_used is not None:
+        used = size(device.peak.device_used)
+        say(console, f"In use on the device at the peak, by the driver: {used}.")
+
+
+def _caption(device: DeviceOverview, scale: Scale) -> str:
+    peak = device.peak
+    if peak is None or device.last is None:
+        return f"{scale.caption}."
+    phase = f", in {PHASE_LABELS[peak.peak_phase]}" if peak.peak_phase else ""
+    carried = ", partly carried over from the last detail step" if peak.carried else ""
+    return (
+        f"{scale.caption}. Peak at step {peak.step:,}{phase}{carried}; "
+        f"step end is that of step {device.last.step:,}."
+    )
+
+
+def _values(console: Console, title: str, values: Mapping[str, object]) -> None:
+    if not values:
+        return
+    made = table(title, ("", ""), texts=2)
+    made.show_header = False
+    for name, value in values.items():
+        add(made, name, setting(value))
+    say(console, "")
+    console.print(made)
+
+
+def _events(console: Console, events: Sequence[Event], limit: int) -> None:
+    if not events:
+        return
+    shown = events[-limit:] if limit else ()
+    made = table(
+        "Events",
+        ("At (UTC)", "Kind", "Step", "Phase", "Bytes", "Message"),
+        texts=6,
+        caption=f"The last {len(shown)} of {len(events)}." if len(shown) < len(events) else "",
+    )
+    for event in shown:
+        add(
+            made,
+            iso_of_ns(event.at_ns)[:19].replace("T", " "),
+            event.kind.value,
+            UNKNOWN if event.step is None else f"{event.step:,}",
+            UNKNOWN if event.phase is None else PHASE_LABELS[event.phase],
+            size(event.bytes),
+            event.message,
+        )
+    say(console, "")
+    console.print(made)
+
+
+def overview_mapping(found: RunOverview) -> dict[str, object]:
+    """What the command knows of a run, for ``--json``."""
+    return {
+        "run": run_mapping(found.run),
+        "devices": [_device_mapping(device) for device in found.devices],
+        "events": [event_mapping(event) for event in found.events],
+    }
+
+
+def _device_mapping(device: DeviceOverview) -> dict[str, object]:
+    return {
+        **device_mapping(device.device),
+        "peak_step": None if device.peak is None else step_mapping(device.peak),
+        "last_step": None if device.last is None else step_mapping(device.last),
+        "predictions": [
+            {
+                **prediction_mapping(record),
+                "predicted_minus_measured": _differences(record.peak, device.peak_use),
+            }
+            for record in device.predictions
+        ],
+    }
+
+
+def _differences(predicted: MemoryUse, measured: MemoryUse) -> dict[str, int | None]:
+    return dict(differences(predicted, measured))
