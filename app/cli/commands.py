@@ -72,9 +72,14 @@ def _add(
     examples: Sequence[str],
     **settings: Any,
 ) -> None:
-    shown = "\n\n".join(example.replace("[", r"\[") for example in examples)
-    epilog = f"Examples:\n\n{shown}"
-    group.command(name, epilog=epilog, **settings)(function)
+    shown = "\n".join(f"  {example}" for example in examples).replace("[", r"\[")
+    help_text = _unwrapped(function.__doc__ or "").replace("[", r"\[")
+    group.command(name, help=help_text, epilog=f"Examples\n{shown}", **settings)(function)
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring with each paragraph on one line, for a terminal of any width to wrap."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 _add(app, "demo", demo.demo, demo.EXAMPLES)

@@ -26,7 +26,7 @@ EXAMPLES = (
 def compare(
     a: options.RunA, b: options.RunB, db: options.Db = None, as_json: options.Json = False
 ) -> None:
-    """Compare two runs: memory by class, the settings that differ, and a verdict.
+    """Compare two runs by memory class, with a verdict.
 
     Each run is taken at its fullest device. The difference is B less A.
     """

@@ -33,10 +33,11 @@ def demo(
     port: options.Port = 8501,
     db: options.Db = None,
 ) -> None:
-    """Train a small GPT twice, on a GPU or the CPU, and watch its memory in the dashboard.
+    """Train a small GPT and watch its memory in the dashboard.
 
-    The second run has other settings, so that there is something to compare. The dashboard
-    stays up when training is done; Ctrl-C stops everything that the command has started.
+    It trains twice, on a GPU where there is one. The second run has other settings,
+    so that there is something to compare. The dashboard stays up when training is done; Ctrl-C
+    stops everything that the command has started.
     """
     url = normalise_url(db)
     with contextlib.suppress(StoreNotFound), RunReader(url):

@@ -55,10 +55,10 @@ def export(
     ] = None,
     db: options.Db = None,
 ) -> None:
-    """Export one run: JSON under a documented contract, CSV a row a step, or an HTML report.
+    """Export one run as JSON, CSV or an HTML report.
 
-    Home folders in paths are shortened to ~. The HTML report is one file that opens without a
-    network.
+    JSON keeps to the contract of docs/export.md; CSV has a row a step and device. The
+    HTML report is one file that opens without a network. Home folders in paths become ~.
     """
     chosen = export_format or _format_of(output)
     if chosen is Format.HTML and output is None and sys.stdout.isatty():

@@ -38,7 +38,8 @@ Precision = Annotated[
     Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp16"] | None,
     typer.Option(
         "--precision",
-        help="Mixed: float32 weights with autocast. bf16, fp16: weights too.",
+        metavar="WORD",
+        help="fp32, bf16-mixed or fp16-mixed (autocast), bf16 or fp16 (weights too).",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
@@ -56,8 +57,8 @@ Dtype = Annotated[
 MasterWeights = Annotated[
     bool | None,
     typer.Option(
-        "--master-weights/--no-master-weights",
-        help="Float32 copies of 16-bit weights in the optimizer.",
+        "--master-weights",
+        help="The optimizer keeps float32 copies of 16-bit weights.",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
@@ -75,7 +76,12 @@ Optimizer = Annotated[
 Momentum = Annotated[
     float | None,
     typer.Option(
-        "--momentum", min=0, help="Momentum of SGD.", show_default=False, rich_help_panel=_SETUP
+        "--momentum",
+        metavar="X",
+        min=0,
+        help="Momentum of SGD.",
+        show_default=False,
+        rich_help_panel=_SETUP,
     ),
 ]
 MicroBatch = Annotated[
@@ -115,7 +121,8 @@ Checkpointing = Annotated[
     Literal["none", "full"] | None,
     typer.Option(
         "--checkpointing",
-        help="Activation checkpointing of every block.",
+        metavar="WORD",
+        help="none, or full: every block is computed again in backward.",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
@@ -124,7 +131,8 @@ Attention = Annotated[
     Literal["sdpa", "eager"] | None,
     typer.Option(
         "--attention",
-        help="Attention as one operator, or written out.",
+        metavar="WORD",
+        help="sdpa (one operator) or eager (written out).",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
@@ -135,7 +143,7 @@ Devices = Annotated[
         "--devices",
         metavar="N",
         min=1,
-        help="Data-parallel devices; DDP where no ZeRO stage is given.",
+        help="Data-parallel devices; DDP without a ZeRO stage.",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
@@ -144,14 +152,17 @@ ZeroStage = Annotated[
     int | None,
     typer.Option(
         "--zero-stage",
+        metavar="N",
         min=0,
         max=3,
-        help="DeepSpeed ZeRO.",
+        help="Stage of DeepSpeed ZeRO.",
         show_default=False,
         rich_help_panel=_SETUP,
     ),
 ]
 Device = Annotated[
     Literal["cuda", "cpu"] | None,
-    typer.Option("--device", help="Where it runs.", show_default=False, rich_help_panel=_SETUP),
+    typer.Option(
+        "--device", metavar="WORD", help="cuda or cpu.", show_default=False, rich_help_panel=_SETUP
+    ),
 ]

@@ -19,8 +19,9 @@ from .scenario_flags import ScenarioFlags
 from .tables import Scale, add, say, table
 
 EXAMPLES = (
-    "vramscope predict --model config.json --precision bf16-mixed --micro-batch 4 --sequence 2048",
-    "vramscope predict scenario.yaml --zero-stage 3 --devices 8 --terms",
+    "vramscope predict --model config.json --micro-batch 4 --sequence 2048",
+    "vramscope predict scenario.yaml --precision bf16-mixed --terms",
+    "vramscope predict scenario.yaml --zero-stage 3 --devices 8 --json",
     "vramscope predict --schema > scenario.schema.json",
 )
 
@@ -28,7 +29,7 @@ EXAMPLES = (
 def predict_command(
     scenario: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A scenario file, YAML or JSON; see --schema."),
+        typer.Argument(metavar="SCENARIO", help="A scenario file, YAML or JSON; see --schema."),
     ] = None,
     model: Annotated[
         Path | None,
@@ -55,9 +56,10 @@ def predict_command(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Predict the memory of one device by class and phase, from a model and a training setup.
+    """Predict what training will hold, by memory class and phase.
 
-    Options change what the file says. What the prediction leaves out is named under it.
+    The figures are for one device. Options change what the file says. What the
+    prediction leaves out is named under it.
     """
     if schema:
         terminal.print_json(scenario_schema())

@@ -26,7 +26,7 @@ def run(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGS]...", help="Passed on to the script untouched."),
+        typer.Argument(metavar="ARGS", help="Passed on to the script untouched."),
     ] = None,
     name: Annotated[
         str | None,
@@ -34,7 +34,7 @@ def run(
     ] = None,
     db: options.Db = None,
 ) -> None:
-    """Run a training script, unchanged, and record its memory step by step.
+    """Run an unchanged training script and record its memory.
 
     Options stand before SCRIPT; all that follows it goes to the script. The script's exit code
     is the command's, and its errors are shown as without vramscope.

@@ -31,7 +31,7 @@ def runs(
     db: options.Db = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the runs of a store, newest first, with their peak beside the predicted one."""
+    """List the runs of a store, newest first."""
     url = normalise_url(db)
     with RunReader(url) as reader:
         page = reader.runs(search=search, status=status, limit=limit)

@@ -39,7 +39,10 @@ def show(
     db: options.Db = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show one run: measured beside predicted at each device's peak, settings and events."""
+    """Show one run: measured beside predicted, settings, events.
+
+    Each device is shown at its peak and at the end of its last step.
+    """
     with RunReader(db) as reader:
         found = overview(reader, run)
     if as_json:
