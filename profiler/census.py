@@ -1,0 +1,174 @@
+"""Which storages belong to which class: parameters, gradients, optimizer state, buffers.
+
+The census enumerates unique storages, and is redone only when a cheap fingerprint changes.
+It keeps no tensor, module or optimizer alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from vramscope.storage.records import MemoryClass
+
+from .storages import storages_of, tensors_in
+
+_HALF = (torch.float16, torch.bfloat16)
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """What one device holds, in bytes by class, each storage counted once."""
+
+    classes: dict[MemoryClass, int] = field(default_factory=dict)
+    master_weights: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One storage and the class that it was found under."""
+
+    storage: torch.UntypedStorage
+    memory_class: MemoryClass
+    master: bool = False
+
+
+class Census:
+    """Counts what models and optimizers hold.
+
+    Args:
+        models: Root modules.
+        optimizers: Their optimizers, unwrapped.
+        block_bytes: By device type, what an allocation is rounded up to.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        block_bytes: dict[str, int],
+    ) -> None:
+        self._models = [weakref.ref(model) for model in models]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._block_bytes = block_bytes
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._masters: list[weakref.ref[torch.Tensor]] = []
+        self._fingerprint: tuple[int, ...] | None = None
+        self._volatile = True
+        self._held: dict[torch.device, HeldBytes] = {}
+        self.refresh()
+
+    def add(
+        self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Takes further models and optimizers in."""
+        self._models += [weakref.ref(model) for model in models]
+        self._optimizers += [weakref.ref(optimizer) for optimizer in optimizers]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks the parameters up anew (a module may have been added, moved or cast)."""
+        seen: set[int] = set()
+        owned: list[torch.Tensor] = []
+        for model in _alive(self._models):
+            for parameter in model.parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    owned.append(parameter)
+        half = any(parameter.dtype in _HALF for parameter in owned)
+        masters: list[torch.Tensor] = []
+        for optimizer in _alive(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) in seen:
+                        continue
+                    seen.add(id(parameter))
+                    copy = half and parameter.dtype is torch.float32
+                    (masters if copy else owned).append(parameter)
+        self._parameters = [weakref.ref(parameter) for parameter in owned]
+        self._masters = [weakref.ref(parameter) for parameter in masters]
+        self._fingerprint = None
+
+    def devices(self) -> list[torch.device]:
+        """Devices that hold parameters, the accelerator's first."""
+        found = {parameter.device for parameter in _alive(self._parameters)}
+        return sorted(
+            (d for d in found if d.type in self._block_bytes),
+            key=lambda d: (d.type == "cpu", d.index or 0),
+        )
+
+    def held(self) -> dict[torch.device, HeldBytes]:
+        """Bytes by device and class, now; from memory where nothing can have changed."""
+        fingerprint = self._take_fingerprint()
+        if self._volatile or fingerprint != self._fingerprint:
+            self._held = self._count()
+            self._fingerprint = fingerprint
+        return self._held
+
+    def _take_fingerprint(self) -> tuple[int, ...]:
+        gradients = 0
+        for reference in self._parameters:
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                gradients += 1
+        return (gradients, *(len(o.state) for o in _alive(self._optimizers)))
+
+    def _count(self) -> dict[torch.device, HeldBytes]:
+        counted: dict[torch.device, HeldBytes] = {}
+        self._volatile = False
+        for holding in self.holdings():
+            device = holding.storage.device
+            block = self._block_bytes.get(device.type, 1)
+            size = -(-holding.storage.nbytes() // block) * block
+            held = counted.setdefault(device, HeldBytes())
+            held.classes[holding.memory_class] = held.classes.get(holding.memory_class, 0) + size
+            if holding.master:
+                held.master_weights += size
+        return counted
+
+    def holdings(self) -> Iterator[Holding]:
+        """Every storage once, under the first class that claims it."""
+        seen: set[int] = set()
+        for tensor, memory_class, master in self._tensors():
+            for storage in storages_of(tensor):
+                key = storage._cdata
+                if key not in seen:
+                    seen.add(key)
+                    yield Holding(storage, memory_class, master)
+
+    def _tensors(self) -> Iterator[tuple[torch.Tensor, MemoryClass, bool]]:
+        parameters = list(_alive(self._parameters))
+        masters = list(_alive(self._masters))
+        for parameter in parameters:
+            yield parameter, MemoryClass.PARAMETERS, False
+        for parameter in masters:
+            yield parameter, MemoryClass.OPTIMIZER_STATE, True
+        for parameter in (*parameters, *masters):
+            for gradient in (parameter.grad, getattr(parameter, "main_grad", None)):
+                if gradient is not None:
+                    self._volatile |= gradient.layout is not torch.strided
+                    yield gradient, MemoryClass.GRADIENTS, False
+        for optimizer in _alive(self._optimizers):
+            for state in optimizer.state.values():
+                values = state.values() if isinstance(state, dict) else (state,)
+                for value in values:
+                    if isinstance(value, torch.Tensor):
+                        yield value, MemoryClass.OPTIMIZER_STATE, False
+                    elif isinstance(value, (list, tuple, dict, set)):
+                        self._volatile = True  # grows inside one entry, as LBFGS's history does
+                        for tensor in tensors_in(value):
+                            yield tensor, MemoryClass.OPTIMIZER_STATE, False
+        for model in _alive(self._models):
+            for buffer in model.buffers():
+                yield buffer, MemoryClass.BUFFERS, False
+
+
+def _alive(references: Sequence[weakref.ref[_T]]) -> Iterator[_T]:
+    for reference in references:
+        referent = reference()
+        if referent is not None:
+            yield referent

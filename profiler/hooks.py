@@ -1,0 +1,192 @@
+"""The signals: every place where torch tells us what the loop is doing. All of them come off again.
+
+====================  ================================================================
+forward               pre and post hook of the root modules, silent while compiling
+backward              ``torch.autograd._engine_run_backward``, wrapped as torch itself does
+optimizer             torch's global optimizer step hooks
+skipped step          ``GradScaler.step``, wrapped
+====================  ================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.autograd
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+class SignalListener(Protocol):
+    """Who hears the signals."""
+
+    def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A root module is called."""
+
+    def forward_ends(self, module: torch.nn.Module) -> None:
+        """A root module has returned or raised."""
+
+    def backward_begins(self, roots: Sequence[Any]) -> None:
+        """The autograd engine starts from these tensors."""
+
+    def backward_ends(self, *, accumulates: bool) -> None:
+        """The engine is done."""
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer's step starts."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        """A gradient scaler did not let the optimizer step."""
+
+
+class Hooks:
+    """All signals of one profiler.
+
+    A fault of the listener never reaches training: the first one is warned about, and from then
+    on the hooks are silent.
+
+    Args:
+        listener: Who hears the signals.
+        on_fault: Told once of the listener's fault.
+    """
+
+    def __init__(self, listener: SignalListener, on_fault: Callable[[Exception], None]) -> None:
+        self._listener = listener
+        self._on_fault = on_fault
+        self._removers: list[Callable[[], object]] = []
+        self._pid = os.getpid()
+        self._active = False
+
+    def install(self) -> None:
+        """Puts the process-wide hooks in place."""
+        self._active = True
+        self._removers += [
+            register_optimizer_step_pre_hook(self._optimizer_begins).remove,
+            register_optimizer_step_post_hook(self._optimizer_ends).remove,
+            self._wrap_backward(),
+            self._wrap_scaler(),
+        ]
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """Hears the forward calls of a root module."""
+        before = module.register_forward_pre_hook(
+            self._forward_begins, prepend=True, with_kwargs=True
+        )
+        after = module.register_forward_hook(self._forward_ends, always_call=True)
+        self._removers += [before.remove, after.remove]
+
+    def remove(self) -> None:
+        """Takes every hook off."""
+        self._active = False
+        while self._removers:
+            self._removers.pop()()
+
+    def _tell(self, signal: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not self._active or os.getpid() != self._pid:
+            return
+        try:
+            signal(*args, **kwargs)
+        except Exception as fault:
+            self._active = False
+            warnings.warn(
+                f"vramscope stopped recording; training goes on. {type(fault).__name__}: {fault}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._on_fault(fault)
+
+    def _forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._tell(self._listener.forward_begins, module, args, kwargs)
+
+    def _forward_ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._tell(self._listener.forward_ends, module)
+
+    def _optimizer_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._tell(self._listener.optimizer_begins, optimizer)
+
+    def _optimizer_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._tell(self._listener.optimizer_ends, optimizer)
+
+    def _wrap_backward(self) -> Callable[[], None]:
+        engine = torch.autograd._engine_run_backward
+
+        @functools.wraps(engine)
+        def run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            # Inside another backward (a reentrant checkpoint) or a compiler's trace there is
+            # nothing of the loop to see.
+            if (
+                not self._active
+                or torch.compiler.is_compiling()
+                or torch._C._current_graph_task_id() != -1
+                or any(isinstance(t, torch._subclasses.FakeTensor) for t in t_outputs)
+            ):
+                return engine(t_outputs, *args, **kwargs)
+            self._tell(self._listener.backward_begins, t_outputs)
+            try:
+                return engine(t_outputs, *args, **kwargs)
+            finally:
+                accumulates = bool(kwargs.get("accumulate_grad", True))
+                self._tell(self._listener.backward_ends, accumulates=accumulates)
+
+        ours = torch.compiler.disable(run_backward)
+        return _replace(torch.autograd, "_engine_run_backward", ours)
+
+    def _wrap_scaler(self) -> Callable[[], None]:
+        step = GradScaler.step
+        stepped: list[weakref.ref[Optimizer]] = []
+
+        def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            stepped.append(weakref.ref(optimizer))
+
+        @functools.wraps(step)
+        def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or not scaler.is_enabled():
+                return step(scaler, optimizer, *args, **kwargs)
+            stepped.clear()
+            handle = register_optimizer_step_post_hook(note)
+            try:
+                result = step(scaler, optimizer, *args, **kwargs)
+            finally:
+                handle.remove()
+            if not stepped:
+                self._tell(self._listener.optimizer_skipped, unwrapped(optimizer))
+            stepped.clear()
+            return result
+
+        return _replace(GradScaler, "step", scaled_step)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside wrappers such as accelerate's, which are optimizers themselves."""
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
+    """Sets an attribute; the returned function puts the old one back if ours still stands."""
+    original = getattr(owner, name)
+    setattr(owner, name, ours)
+
+    def restore() -> None:
+        if getattr(owner, name) is ours:
+            setattr(owner, name, original)
+
+    return restore

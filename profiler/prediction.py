@@ -1,0 +1,103 @@
+"""Predicts a live run: reads the scenario off it and stores what the formulas say."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vramscope.storage.writer import RunWriter
+
+if TYPE_CHECKING:
+    from .analytic import BatchShape
+
+# A run whose shapes vary is predicted anew for each larger batch, but not for ever.
+_MOST_PREDICTIONS = 8
+
+
+class Predictor:
+    """Stores a prediction after the first step, and again when a larger batch has come.
+
+    A fault is a warning: measuring goes on without a prediction.
+
+    Args:
+        writer: Of the run.
+        world_size: Number of processes.
+    """
+
+    def __init__(self, writer: RunWriter, world_size: int) -> None:
+        self._writer = writer
+        self._world_size = world_size
+        self._batch: BatchShape | None = None
+        self._autocast: torch.dtype | None = None
+        self._left = _MOST_PREDICTIONS
+        self._due = True
+
+    def saw_call(self, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """A root module is called with shapes not seen before."""
+        from .frameworks.live import batch_shape
+
+        batch = batch_shape(args, kwargs)
+        for kind in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(kind):
+                self._autocast = torch.get_autocast_dtype(kind)
+        if batch is None:
+            return
+        if self._batch is None or _tokens(batch) > _tokens(self._batch):
+            self._batch = batch
+            self._due = True
+
+    def after_step(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        devices: Mapping[torch.device, int],
+    ) -> None:
+        """Predicts where that is due."""
+        if not self._due or not self._left:
+            return
+        self._due = False
+        self._left -= 1
+        try:
+            self._predict(models, optimizers, devices)
+        except Exception as fault:
+            self._left = 0
+            warnings.warn(
+                f"vramscope measures on without a prediction. {type(fault).__name__}: {fault}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _predict(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        devices: Mapping[torch.device, int],
+    ) -> None:
+        from .analytic import predict
+        from .frameworks.live import read_scenario, read_settings
+
+        for device, position in devices.items():
+            scenario = read_scenario(
+                models,
+                optimizers,
+                device=device,
+                batch=self._batch,
+                autocast_dtype=self._autocast,
+                world_size=self._world_size,
+            )
+            self._writer.write(predict(scenario).to_record(position))
+        self._writer.update_run(
+            settings=read_settings(
+                models,
+                optimizers,
+                batch=self._batch,
+                autocast_dtype=self._autocast,
+                world_size=self._world_size,
+            )
+        )
+
+
+def _tokens(batch: BatchShape) -> int:
+    return batch.micro_batch * batch.sequence

@@ -1,0 +1,373 @@
+"""From signals to records: what was measured at each step, handed to the store's writer."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from vramscope.storage.records import (
+    MemoryClass,
+    MemoryUse,
+    ModuleRecord,
+    Phase,
+    PhaseRecord,
+    Record,
+    StepRecord,
+)
+
+from .activations import saved_bytes
+from .books import Interval, Profile, census_books, end_books, phase_books
+from .census import Census, HeldBytes
+from .config import ProfilerConfig
+from .detail import DetailStep
+from .devices.source import AllocatorReading, DriverReading, MemorySource
+from .phases import LoopTracker
+from .replay import PhaseBooks
+from .storages import storages_of, tensors_in
+
+_KEPT_PROFILES = 64
+_KEPT_SHAPES = 1_000
+# A step of a kind not seen before is followed in detail, but not more often than this.
+_DETAIL_GAP = 10
+
+
+class DeviceRecorder:
+    """What is known of one device: its source, this step's intervals, detail steps' profiles."""
+
+    def __init__(self, source: MemorySource, position: int) -> None:
+        self.source = source
+        self.position = position
+        self.intervals: list[Interval] = []
+        self.walked = 0
+        self.driver = DriverReading()
+        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
+
+    def remember(self, kind: Hashable, profile: Profile) -> None:
+        """Keeps what a detail step found, for steps of the same kind."""
+        self._profiles[kind] = profile
+        self._profiles.move_to_end(kind)
+        if len(self._profiles) > _KEPT_PROFILES:
+            self._profiles.popitem(last=False)
+
+    def knows(self, kind: Hashable) -> bool:
+        """Whether a detail step of this kind was seen."""
+        return kind in self._profiles
+
+    def recall(self, kind: Hashable) -> Profile | None:
+        """The profile of this kind of step, else the newest of any kind."""
+        known = self._profiles.get(kind)
+        if known is None and self._profiles:
+            known = next(reversed(self._profiles.values()))
+        return known
+
+
+class StepRecorder:
+    """Hears signals, keeps the books, writes one record a step and device.
+
+    Args:
+        census: Of the run's models and optimizers.
+        models: Root modules, for detail steps; called for the living ones.
+        config: When to follow in detail.
+        write: Takes a finished record; must not block.
+        on_new_call: Told of a forward call with shapes not seen before, with its arguments.
+        on_step: Told after every step, with its number.
+    """
+
+    def __init__(
+        self,
+        census: Census,
+        models: Callable[[], list[torch.nn.Module]],
+        config: ProfilerConfig,
+        write: Callable[[Record], None],
+        *,
+        on_new_call: Callable[[Any, Any], None],
+        on_step: Callable[[int], None],
+    ) -> None:
+        self._census = census
+        self._models = models
+        self._config = config
+        self._write = write
+        self._on_new_call = on_new_call
+        self._on_step = on_step
+        self._shapes: set[Hashable] = set()
+        self._devices: dict[torch.device, DeviceRecorder] = {}
+        self._block_bytes: dict[str, int] = {}
+        self._loop = LoopTracker(self, set())
+        self._optimizers: set[int] | None = None
+        self._step = 0
+        self._open = False
+        self._detail: DetailStep | None = None
+        self._walk = False
+        self._last_detail = 0
+        self._detail_wanted = False
+        self._started_ns = 0
+        self._began = 0
+        self._kind: list[Hashable] = []
+        self._inputs: set[int] = set()
+        self._current: Phase | None = None
+        self._driver_read = 0.0
+
+    # ---- set-up
+
+    @property
+    def loop(self) -> LoopTracker:
+        """The state machine, for those who say steps and phases themselves."""
+        return self._loop
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step that is open, or of the last one."""
+        return self._step
+
+    def add_device(self, source: MemorySource, position: int) -> None:
+        """Begins to record a device."""
+        self._devices[source.device] = DeviceRecorder(source, position)
+        self._block_bytes[source.device.type] = source.block_bytes
+        source.read()
+
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer belongs to the loop; others are then not heard."""
+        self._optimizers = (self._optimizers or set()) | {id(optimizer)}
+        self._loop.expect(id(optimizer))
+
+    # ---- signals
+
+    def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A root module is called."""
+        training = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if training and self._loop.phase is not Phase.EVAL:
+            self._open_step()
+        self._loop.forward_begins(training=training)
+        if training:
+            shapes = tuple((t.shape, t.dtype) for t in tensors_in([args, kwargs]))
+            self._kind.append(shapes)
+            if shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES:
+                self._shapes.add(shapes)
+                self._on_new_call(args, kwargs)
+            if self._detail is not None:
+                self._detail.inputs(args, kwargs)
+            elif self._walk:
+                self._inputs = {
+                    s._cdata for t in tensors_in([args, kwargs]) for s in storages_of(t)
+                }
+
+    def forward_ends(self, module: torch.nn.Module) -> None:
+        """A root module has returned."""
+        self._loop.forward_ends()
+
+    def backward_begins(self, roots: Sequence[Any]) -> None:
+        """The autograd engine starts."""
+        self._open_step()
+        if self._detail is not None:
+            self._detail.backward_begins(roots)
+        elif self._walk:
+            self._walk_graph(roots)
+        self._loop.backward_begins()
+
+    def backward_ends(self, *, accumulates: bool) -> None:
+        """The autograd engine is done."""
+        if self._detail is not None:
+            self._detail.backward_ends()
+        self._loop.backward_ends(accumulates=accumulates)
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step starts."""
+        if self._hears(optimizer):
+            self._open_step()
+            self._loop.optimizer_begins(id(optimizer))
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        if self._hears(optimizer):
+            self._loop.optimizer_ends(id(optimizer))
+
+    def optimizer_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """A gradient scaler did not let the optimizer step."""
+        if self._hears(optimizer):
+            self._loop.optimizer_skipped(id(optimizer))
+
+    def _hears(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._optimizers is None or id(optimizer) in self._optimizers
+
+    # ---- phases and steps
+
+    def phase_begins(self, phase: Phase) -> None:
+        """The loop tracker says that a phase begins."""
+        self._close_interval()
+        self._current = phase
+        if self._detail is not None:
+            self._detail.phase_begins(phase)
+
+    def step_ends(self, micro_steps: int, *, skipped: bool) -> None:
+        """The loop tracker says that the step ends: the books are closed and handed over."""
+        if not self._open:
+            return
+        self._open = False
+        ended = time.perf_counter_ns()
+        self._close_interval()
+        if self._detail is not None:
+            self._detail.end()
+            self._last_detail = self._step
+        held = self._census.held()
+        self._ask_driver()
+        kind = (tuple(self._kind), micro_steps, skipped)
+        for device, recorder in self._devices.items():
+            self._record(recorder, held.get(device, HeldBytes()), kind, micro_steps, skipped, ended)
+            recorder.intervals.clear()
+        if self._detail is not None:
+            self._detail.forget()
+            self._detail = None
+        self._walk = False
+        self._on_step(self._step)
+
+    def _open_step(self) -> None:
+        if self._open:
+            return
+        self._open = True
+        self._step += 1
+        self._kind.clear()
+        if self._detail_due():
+            self._detail_wanted = False
+            self._census.refresh()
+            models = self._models()
+            if DetailStep.possible(models):
+                self._detail = DetailStep(self._census, models, self._block_bytes)
+                self._detail.begin()
+            else:
+                self._walk = True
+                self._last_detail = self._step
+        self._close_interval()
+        for recorder in self._devices.values():
+            recorder.intervals.clear()
+            recorder.walked = 0
+        self._started_ns = time.time_ns()
+        self._began = time.perf_counter_ns()
+        self._current = None
+
+    def _detail_due(self) -> bool:
+        if self._config.is_detail_step(self._step):
+            return True
+        return self._detail_wanted and self._step - self._last_detail >= _DETAIL_GAP
+
+    def _close_interval(self) -> None:
+        for recorder in self._devices.values():
+            reading = recorder.source.read()
+            if reading.allocated is not None and self._current is not None:
+                recorder.intervals.append(Interval(self._current, reading))
+
+    def _walk_graph(self, roots: Sequence[Any]) -> None:
+        others = {h.storage._cdata for h in self._census.holdings()}
+        others.update(self._inputs)
+        for device, size in saved_bytes(roots, others).items():
+            if device in self._devices:
+                recorder = self._devices[device]
+                recorder.walked = max(recorder.walked, size)
+
+    def _ask_driver(self) -> None:
+        now = time.monotonic()
+        if now - self._driver_read >= self._config.driver_every_s:
+            self._driver_read = now
+            for recorder in self._devices.values():
+                recorder.driver = recorder.source.driver()
+
+    def _record(
+        self,
+        recorder: DeviceRecorder,
+        held: HeldBytes,
+        kind: Hashable,
+        micro_steps: int,
+        skipped: bool,
+        ended: int,
+    ) -> None:
+        reading = recorder.intervals[-1].reading if recorder.intervals else AllocatorReading()
+        profile = self._own_profile(recorder, held)
+        own = profile is not None
+        if profile is not None:
+            recorder.remember(kind, profile)
+        else:
+            self._detail_wanted |= not recorder.knows(kind)
+            profile = recorder.recall(kind)
+        phase, peak = self._peak(recorder, held, profile, own=own)
+        self._write(
+            StepRecord(
+                device=recorder.position,
+                step=self._step,
+                started_ns=self._started_ns,
+                duration_s=(ended - self._began) / 1e9,
+                micro_steps=micro_steps,
+                skipped=skipped,
+                detail=self._detail is not None,
+                carried=not own and profile is not None,
+                end=end_books(held, profile, reading),
+                peak=peak,
+                peak_phase=phase,
+                master_weights=held.master_weights,
+                requested=max(
+                    (i.reading.peak_requested or 0 for i in recorder.intervals), default=None
+                ),
+                device_used=recorder.driver.device_used,
+                process_used=recorder.driver.process_used,
+            )
+        )
+
+    def _own_profile(self, recorder: DeviceRecorder, held: HeldBytes) -> Profile | None:
+        device = recorder.source.device
+        if self._detail is not None:
+            phases, end = self._detail.books(device)
+            for path, size in sorted(self._detail.modules(device).items()):
+                self._write(
+                    ModuleRecord(
+                        device=recorder.position, step=self._step, module=path, activations=size
+                    )
+                )
+            return Profile(tuple(phases), end)
+        if self._walk and recorder.walked:
+            classes = dict(held.classes)
+            classes[MemoryClass.ACTIVATIONS] = recorder.walked
+            return Profile(
+                (
+                    PhaseBooks(Phase.FORWARD, 0.0, sum(classes.values()), classes),
+                    PhaseBooks(Phase.OPTIMIZER, 0.0, 0, dict(held.classes)),
+                )
+            )
+        return None
+
+    def _peak(
+        self, recorder: DeviceRecorder, held: HeldBytes, profile: Profile | None, *, own: bool
+    ) -> tuple[Phase, MemoryUse]:
+        if profile is None:
+            return max(census_books(held, recorder.intervals), key=lambda b: b[1].allocated or 0)
+        books = phase_books(profile, recorder.intervals, None if own else held)
+        if own and self._detail is not None:
+            self._write_phases(recorder, books)
+        phase, peak = max(
+            (b for b in books if b[0].phase is not Phase.EVAL),
+            key=lambda b: b[1].allocated or 0,
+        )
+        return phase.phase, peak
+
+    def _write_phases(
+        self, recorder: DeviceRecorder, books: Sequence[tuple[PhaseBooks, MemoryUse]]
+    ) -> None:
+        for sequence, (phase, peak) in enumerate(books):
+            self._write(
+                PhaseRecord(
+                    device=recorder.position,
+                    step=self._step,
+                    sequence=sequence,
+                    phase=phase.phase,
+                    duration_s=phase.duration_s,
+                    peak=peak,
+                )
+            )
+
+    def abandon(self) -> None:
+        """Training ended in the middle of a step: lets go of everything."""
+        if self._detail is not None:
+            self._detail.abandon()
+            self._detail.forget()
+            self._detail = None
+        self._open = False

@@ -1,0 +1,81 @@
+"""From a tensor to the storages that really hold bytes.
+
+Bytes are those of unique untyped storages on a device: a tied, sliced, viewed or expanded
+tensor counts once. Wrapper subclasses (DTensor, torchao, bitsandbytes) are opened; sparse
+tensors are counted by their indices and values; meta and fake tensors hold nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yields every storage that holds bytes of this tensor.
+
+    Args:
+        tensor: Any tensor; a fake, functional or meta tensor yields nothing.
+    """
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        yield from _plain_storages(tensor)
+    elif isinstance(tensor, torch._subclasses.FakeTensor):
+        return
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            inner = getattr(tensor, name, None)
+            if isinstance(inner, torch.Tensor):
+                yield from storages_of(inner)
+    else:
+        yield from _plain_storages(tensor)
+        yield from _quantization_storages(tensor)
+
+
+def _plain_storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    if tensor.layout is torch.strided:
+        if tensor.device.type != "meta":
+            yield tensor.untyped_storage()
+        return
+    for part in _SPARSE_PARTS.get(tensor.layout, ()):
+        yield from storages_of(getattr(tensor.detach(), part)())
+
+
+def _quantization_storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Bitsandbytes keeps scales beside the weight: ``quant_state`` (4-bit), ``SCB`` (8-bit)."""
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        for name in ("absmax", "code", "offset"):
+            yield from _tensors_in(getattr(state, name, None))
+        state = getattr(state, "state2", None)
+    for name in ("SCB", "CB"):
+        yield from _tensors_in(getattr(tensor, name, None))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    if isinstance(value, torch.Tensor):
+        yield from storages_of(value)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested lists, tuples, sets and dictionaries, at any depth."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item)

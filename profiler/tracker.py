@@ -1,0 +1,145 @@
+"""Follows every storage that appears and dies during a detail step.
+
+A dispatch mode sees each operator's arguments and results. A storage first seen as an argument
+was there before; one first seen as a result is new. Deaths come by weak reference. The result
+is a log of births and deaths, replayed at the end of the step, when each storage's class is
+known. It keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vramscope.storage.records import MemoryClass
+
+from .storages import storages_of
+
+_TO_COPY = torch.ops.aten._to_copy.default
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class TrackedStorage:
+    """One storage during one detail step."""
+
+    __slots__ = ("computed", "device", "memory_class", "reference", "serial", "size")
+
+    def __init__(self, serial: int, size: int, device: torch.device, computed: bool) -> None:
+        self.serial = serial
+        self.size = size
+        self.device = device
+        self.computed = computed
+        """Made by the model's forward or backward, not handed to it."""
+        self.memory_class: MemoryClass | None = None
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class AllocationTracker(TorchDispatchMode):
+    """The log of one detail step.
+
+    Args:
+        block_bytes: By device type, what an allocation is rounded up to; storages on other
+            types of device are not followed.
+    """
+
+    def __init__(self, block_bytes: dict[str, int]) -> None:
+        super().__init__()
+        self._block_bytes = block_bytes
+        self._alive: dict[int, TrackedStorage] = {}
+        self.computing = False
+        """Whether what appears now is made by forward or backward."""
+        self.silent = False
+        """Set when the mode cannot be taken off yet: operators then pass through unseen."""
+        self._serial = 0
+        self.base: list[TrackedStorage] = []
+        """Storages that were there before the log began."""
+        self.log: list[tuple[TrackedStorage, int]] = []
+        """Births (+1) and deaths (-1) in order."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator unchanged and notes the storages that it made."""
+        if self.silent:
+            return func(*args, **(kwargs or {}))
+        self._visit(args, new=False)
+        if kwargs:
+            self._visit(kwargs.values(), new=False)
+            result = func(*args, **kwargs)
+        else:
+            result = func(*args)
+        self._visit((result,), new=True)
+        if func is _TO_COPY:
+            self._note_weight_copy(args[0], result)
+        return result
+
+    def _note_weight_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        """A parameter's copy in fewer bits is what autocast keeps."""
+        if copy.dtype in _HALF and copy.element_size() < source.element_size():
+            for before, after in zip(storages_of(source), storages_of(copy), strict=False):
+                tracked = self.find(before)
+                if tracked is not None and tracked.memory_class is MemoryClass.PARAMETERS:
+                    self.classify(after, MemoryClass.AUTOCAST_CACHE)
+
+    def _visit(self, values: Iterable[Any], *, new: bool) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                for storage in storages_of(value):
+                    if storage._cdata not in self._alive:
+                        self.enter(storage, new=new)
+            elif isinstance(value, (list, tuple)):
+                self._visit(value, new=new)
+
+    def enter(self, storage: torch.UntypedStorage, *, new: bool) -> TrackedStorage | None:
+        """Begins to follow a storage; ``None`` where its device is not followed."""
+        block = self._block_bytes.get(storage.device.type)
+        if block is None:
+            return None
+        size = -(-storage.nbytes() // block) * block
+        self._serial += 1
+        tracked = TrackedStorage(
+            self._serial, size, storage.device, computed=new and self.computing
+        )
+        key = storage._cdata
+        alive, log = self._alive, self.log
+
+        def died(_: object) -> None:
+            if alive.get(key) is tracked:
+                del alive[key]
+            log.append((tracked, -1))
+
+        tracked.reference = weakref.ref(storage, died)
+        alive[key] = tracked
+        if new:
+            log.append((tracked, 1))
+        else:
+            self.base.append(tracked)
+        return tracked
+
+    def find(self, storage: torch.UntypedStorage) -> TrackedStorage | None:
+        """The entry of a living storage, or ``None``."""
+        return self._alive.get(storage._cdata)
+
+    def classify(
+        self, storage: torch.UntypedStorage, memory_class: MemoryClass
+    ) -> TrackedStorage | None:
+        """Says what a storage is for; the first word stands. Unknown storages are entered."""
+        tracked = self.find(storage)
+        if tracked is None:
+            tracked = self.enter(storage, new=False)
+        if tracked is not None and tracked.memory_class is None:
+            tracked.memory_class = memory_class
+        return tracked
+
+    def forget(self) -> None:
+        """Lets go of every weak reference; deaths from now on are not noted."""
+        for tracked in self._alive.values():
+            tracked.reference = None
+        self._alive.clear()
