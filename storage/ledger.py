@@ -1,0 +1,394 @@
+"""One run's rows as one process writes them. Every method is one transaction, or an exception.
+
+The writer's thread owns it; nothing here waits, retries or warns (see ``writer.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+
+from . import rollups
+from .engine import clean_text, enable_wal, redacted, sqlite_path, writer_engine
+from .errors import StorageError, StoreUnavailable
+from .failures import opening_error, retry_busy
+from .records import (
+    DeviceInfo,
+    Event,
+    ModuleRecord,
+    PhaseRecord,
+    PredictionRecord,
+    Record,
+    RunInfo,
+    RunStatus,
+    StepRecord,
+)
+from .rows import (
+    MODULE_COLUMNS,
+    PHASE_COLUMNS,
+    STEP,
+    STEP_COLUMNS,
+    Row,
+    device_values,
+    event_values,
+    module_row,
+    phase_row,
+    prediction_phase_values,
+    prediction_term_values,
+    prediction_values,
+    run_values,
+    step_row,
+)
+from .schema import devices, events, prediction_phases, prediction_terms, predictions, runs
+from .upgrade import ensure_schema
+
+_SEVERITY = {
+    RunStatus.RUNNING: 0,
+    RunStatus.COMPLETED: 1,
+    RunStatus.INTERRUPTED: 2,
+    RunStatus.FAILED: 3,
+    RunStatus.OUT_OF_MEMORY: 4,
+}
+"""Of several ranks' endings the gravest is the run's: an OOM on one rank kills the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewDevice:
+    """A device that the process found after the run began."""
+
+    position: int
+    device: DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """Changes to the run's own row."""
+
+    values: Mapping[str, Any]
+
+
+Item = Record | NewDevice | RunChange
+
+
+class RunLedger:
+    """The rows of one run that one process writes."""
+
+    def __init__(self, url: str, run_id: str) -> None:
+        self.where = redacted(url)
+        self._run_id = clean_text(run_id)
+        self._path = sqlite_path(url)
+        self._engine = writer_engine(url)
+        self._identity: tuple[int, int] | None = None
+        self._connection: Connection | None = None
+        self._device_ids: dict[int, int] = {}
+        self._tracks: dict[int, rollups.DeviceTrack] = {}
+        self._rank = 0
+        mark = "?" if self._path is not None else "%s"
+        self._sql = {
+            "steps": _upsert("steps", ("device_id", *STEP_COLUMNS), 2, mark),
+            "rollups": _upsert("rollups", ("device_id", "level", "bucket", *STEP_COLUMNS), 3, mark),
+            "phases": _upsert("phases", PHASE_COLUMNS, 3, mark),
+            "modules": _upsert("modules", MODULE_COLUMNS, 3, mark),
+        }
+
+    def open(self, run: RunInfo, run_devices: Sequence[DeviceInfo]) -> None:
+        """Make the store where there is none, and enter the run or join it.
+
+        A rank that joins leaves the run's row as it is. Only the run's first rank, when it
+        comes back to a run that had ended, sets it running again.
+
+        Raises:
+            StorageError: the store cannot be made, opened or written.
+        """
+        try:
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            ensure_schema(self._engine, self.where)
+            if self._path is not None:
+                status = os.stat(self._path)
+                self._identity = (status.st_dev, status.st_ino)
+            retry_busy(lambda: self._enter(run, run_devices))
+        except (DBAPIError, OSError) as error:
+            self.dispose()
+            raise _writing_error(error, self.where) from error
+        except StorageError:
+            self.dispose()
+            raise
+        self._close_connection()
+
+    def store(self, items: Sequence[Item], *, lost: int = 0) -> None:
+        """Write a batch and the run's heartbeat in one transaction, or nothing of it.
+
+        Args:
+            items: in the order in which they were given.
+            lost: how many records were dropped since the last time.
+
+        Raises:
+            Exception: whatever went wrong; the store is as before, and may be tried again.
+        """
+        self._check_identity()
+        fresh: dict[int, int] = {}
+        try:
+            connection = self._connect()
+            with connection.begin():
+                self._store_items(connection, items, fresh)
+                self._beat(connection, lost)
+        except BaseException:
+            self._tracks.clear()
+            self._close_connection()
+            raise
+        self._device_ids.update(fresh)
+
+    def finish(self, status: RunStatus, message: str | None) -> None:
+        """Say how this process ended; the gravest ending of all ranks is the run's.
+
+        A run is completed when the lowest of its recorded ranks has completed.
+        """
+        self._check_identity()
+        with self._connect().begin():
+            connection = self._connect()
+            row = connection.execute(
+                select(runs.c.status).where(runs.c.id == self._run_id).with_for_update()
+            ).one()
+            if status is RunStatus.COMPLETED and self._rank > self._lowest_rank(connection):
+                return
+            if _SEVERITY[status] <= _SEVERITY[RunStatus(row.status)]:
+                return
+            connection.execute(
+                update(runs)
+                .where(runs.c.id == self._run_id)
+                .values(
+                    status=status.value,
+                    status_message=None if message is None else clean_text(message),
+                    ended_at=_now(),
+                )
+            )
+
+    def settle(self) -> None:
+        """Leave one plain file behind, which can be read where nothing may be written.
+
+        Emptying the log needs no reader in the middle of it, leaving WAL needs nobody at all;
+        where somebody is, all stays as it is.
+        """
+        if self._path is None or self._connection is None:
+            return
+        raw = self._connection.connection.dbapi_connection
+        assert raw is not None
+        cursor = raw.cursor()
+        try:
+            cursor.execute("PRAGMA busy_timeout=200")
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            cursor.execute("PRAGMA journal_mode=DELETE").fetchall()
+        except self._engine.dialect.loaded_dbapi.Error:
+            return
+        finally:
+            cursor.close()
+
+    def dispose(self) -> None:
+        """Let go of the database."""
+        self._close_connection()
+        self._engine.dispose()
+
+    def _enter(self, run: RunInfo, run_devices: Sequence[DeviceInfo]) -> None:
+        connection = self._connect()
+        with connection.begin():
+            values = run_values(run) | {"heartbeat_at": _now()}
+            make = sqlite.insert if self._path is not None else postgresql.insert
+            entered = connection.execute(
+                make(runs).values(values).on_conflict_do_nothing(index_elements=["id"])
+            ).rowcount
+            if run_devices:
+                self._rank = min(device.rank for device in run_devices)
+            for position, device in enumerate(run_devices):
+                self._device_ids[position] = self._enter_device(connection, device)
+            if not entered and self._rank == self._lowest_rank(connection):
+                connection.execute(
+                    update(runs)
+                    .where(runs.c.id == self._run_id, runs.c.status != RunStatus.RUNNING.value)
+                    .values(status=RunStatus.RUNNING.value, status_message=None, ended_at=None)
+                )
+
+    def _enter_device(self, connection: Connection, device: DeviceInfo) -> int:
+        values = device_values(device)
+        key = ("rank", "host", "kind", "index")
+        found: int | None = connection.execute(
+            select(devices.c.id).where(
+                devices.c.run_id == self._run_id, *(devices.c[name] == values[name] for name in key)
+            )
+        ).scalar()
+        if found is not None:
+            known = {name: value for name, value in values.items() if value is not None}
+            connection.execute(update(devices).where(devices.c.id == found).values(known))
+            return found
+        made = connection.execute(insert(devices).values(run_id=self._run_id, **values))
+        assert made.inserted_primary_key is not None
+        return int(made.inserted_primary_key[0])
+
+    def _lowest_rank(self, connection: Connection) -> int:
+        lowest = connection.execute(
+            select(func.min(devices.c.rank)).where(devices.c.run_id == self._run_id)
+        ).scalar()
+        return self._rank if lowest is None else int(lowest)
+
+    def _store_items(
+        self, connection: Connection, items: Sequence[Item], fresh: dict[int, int]
+    ) -> None:
+        known = dict(self._device_ids)
+        step_rows: dict[int, list[Row]] = defaultdict(list)
+        phase_rows: list[Row] = []
+        module_rows: list[Row] = []
+        for item in items:
+            match item:
+                case StepRecord():
+                    step_rows[known[item.device]].append(step_row(item))
+                case ModuleRecord():
+                    module_rows.append(module_row(known[item.device], item))
+                case PhaseRecord():
+                    phase_rows.append(phase_row(known[item.device], item))
+                case Event():
+                    device_id = None if item.device is None else known[item.device]
+                    connection.execute(insert(events), event_values(self._run_id, device_id, item))
+                case PredictionRecord():
+                    _store_prediction(connection, known[item.device], item)
+                case NewDevice():
+                    number = self._enter_device(connection, item.device)
+                    known[item.position] = fresh[item.position] = number
+                case RunChange():
+                    self._change_run(connection, item.values)
+        for device_id, rows in step_rows.items():
+            self._store_steps(connection, device_id, rows)
+        self._insert(connection, "phases", phase_rows)
+        self._insert(connection, "modules", module_rows)
+
+    def _store_steps(self, connection: Connection, device_id: int, rows: Sequence[Row]) -> None:
+        track = self._tracks.get(device_id)
+        if track is None:
+            track = rollups.load_track(connection, device_id)
+        closed: list[rollups.Closed] = []
+        replaced: list[int] = []
+        for row in rows:
+            if track.last_step is not None and row[STEP] <= track.last_step:
+                replaced.append(row[STEP])
+            else:
+                closed += track.add(row)
+        self._insert(connection, "steps", [(device_id, *row) for row in rows])
+        self._store_closed(connection, device_id, closed)
+        if replaced:
+            assert track.last_step is not None
+            for level in rollups.rebuild(connection, device_id, replaced, track.last_step):
+                self._store_closed(connection, device_id, level)
+            track = rollups.load_track(connection, device_id, last_step=track.last_step)
+        self._tracks[device_id] = track
+        connection.execute(
+            update(devices)
+            .where(devices.c.id == device_id)
+            .values(
+                last_step=track.last_step,
+                peak_step=None if track.peak is None else track.peak[STEP],
+            )
+        )
+
+    def _store_closed(
+        self, connection: Connection, device_id: int, closed: Sequence[rollups.Closed]
+    ) -> None:
+        rows = [(device_id, level, bucket, *row) for level, bucket, row in closed]
+        self._insert(connection, "rollups", rows)
+
+    def _insert(self, connection: Connection, table: str, rows: list[Row]) -> None:
+        if rows:
+            connection.exec_driver_sql(self._sql[table], rows)
+
+    def _change_run(self, connection: Connection, changes: Mapping[str, Any]) -> None:
+        values = dict(changes)
+        stored = connection.execute(
+            select(runs.c.settings, runs.c.environment)
+            .where(runs.c.id == self._run_id)
+            .with_for_update()
+        ).one()
+        for name in ("settings", "environment"):
+            if name in values:
+                values[name] = {**getattr(stored, name), **values[name]}
+        for name in ("name", "status_message"):
+            if values.get(name) is not None:
+                values[name] = clean_text(values[name])
+        connection.execute(update(runs).where(runs.c.id == self._run_id).values(values))
+
+    def _beat(self, connection: Connection, lost: int) -> None:
+        values: dict[str, Any] = {"heartbeat_at": _now()}
+        if lost:
+            values["lost_records"] = runs.c.lost_records + lost
+        connection.execute(update(runs).where(runs.c.id == self._run_id).values(values))
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            connection = self._engine.connect()
+            if self._path is not None:
+                enable_wal(connection.connection.dbapi_connection)  # type: ignore[arg-type]
+            self._connection = connection
+        return self._connection
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _check_identity(self) -> None:
+        """SQLite goes on writing into a file that was deleted: see that it is still there."""
+        if self._path is None:
+            return
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            raise StoreGone(self.where, "it was deleted while the run was recorded") from None
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise StoreGone(self.where, "another file took its place while the run was recorded")
+
+
+class StoreGone(StoreUnavailable):
+    """The file that this process wrote to is not there any more; nothing will bring it back."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason, "Start the training again to record it.")
+
+
+def _store_prediction(connection: Connection, device_id: int, record: PredictionRecord) -> None:
+    made = connection.execute(insert(predictions).values(prediction_values(device_id, record)))
+    assert made.inserted_primary_key is not None
+    number = int(made.inserted_primary_key[0])
+    if record.phases:
+        connection.execute(insert(prediction_phases), prediction_phase_values(number, record))
+    if record.terms:
+        connection.execute(insert(prediction_terms), prediction_term_values(number, record))
+
+
+def _upsert(table: str, columns: Sequence[str], keys: int, mark: str) -> str:
+    """Insert, the last writing of a key winning (a resumed run repeats steps)."""
+    names = ", ".join(columns)
+    marks = ", ".join([mark] * len(columns))
+    changes = ", ".join(f"{name} = excluded.{name}" for name in columns[keys:])
+    return (
+        f"INSERT INTO {table} ({names}) VALUES ({marks}) "
+        f"ON CONFLICT ({', '.join(columns[:keys])}) DO UPDATE SET {changes}"
+    )
+
+
+def _writing_error(error: BaseException, where: str) -> StorageError:
+    if isinstance(error, OSError):
+        return StoreUnavailable(
+            where,
+            error.strerror or str(error),
+            "Check that its folder exists and that you may write there.",
+        )
+    return opening_error(error, where)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,413 @@
+"""Reading runs: read-only, beside whoever writes them; every result is a frozen record."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+
+from . import lookups, rollups
+from .engine import normalise_url, redacted
+from .failures import opening_error
+from .readonly import open_source
+from .records import (
+    DeviceInfo,
+    Event,
+    ModuleRecord,
+    PhaseRecord,
+    PredictionRecord,
+    RunInfo,
+    RunStatus,
+    StepRecord,
+)
+from .results import RunPage, RunSummary, StepTable
+from .rows import (
+    MODULE_COLUMNS,
+    PHASE_COLUMNS,
+    STEP,
+    STEP_COLUMNS,
+    Row,
+    device_info,
+    event_record,
+    module_record,
+    phase_record,
+    prediction_record,
+    step_record,
+)
+from .schema import (
+    devices,
+    events,
+    modules,
+    phases,
+    prediction_phases,
+    prediction_terms,
+    predictions,
+    steps,
+)
+from .schema import rollups as rollup_rows
+from .upgrade import check_schema
+
+__all__ = ["RunPage", "RunReader", "RunSummary", "StepTable"]
+
+STALE_AFTER = lookups.STALE_AFTER
+
+_CHUNK = 2000
+_STEP_FIELDS = [steps.c[name] for name in STEP_COLUMNS]
+_ROLLUP_FIELDS = [rollup_rows.c[name] for name in STEP_COLUMNS]
+
+_T = TypeVar("_T")
+
+
+class RunReader:
+    """Reads one store. May be kept open for long and used from several threads.
+
+    Args:
+        url: URL or path of the store; ``None`` for the default.
+
+    Raises:
+        StorageError: there is no store, it is not ours, too old or too new, or unreachable.
+            Every method may raise it too: a store can vanish.
+    """
+
+    def __init__(self, url: str | Path | None = None) -> None:
+        self.url = normalise_url(url)
+        self.where = redacted(self.url)
+        self._source = open_source(self.url)
+        try:
+            self._read(lambda _connection: None)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._source.close()
+
+    def runs(
+        self,
+        *,
+        search: str | None = None,
+        status: RunStatus | str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> RunPage:
+        """Runs, newest first.
+
+        Args:
+            search: part of a name or an id, in any case.
+            status: only runs that stand like this (``STALE`` and ``RUNNING`` told apart).
+            limit: how many at most.
+            offset: how many of the newest to leave out.
+        """
+        wanted = None if status is None else RunStatus(status)
+        return self._read(
+            lambda connection: lookups.page_of_runs(
+                connection, search=search, status=wanted, limit=limit, offset=offset
+            )
+        )
+
+    def run(self, key: str) -> RunInfo:
+        """One run.
+
+        Args:
+            key: its id, its name (the newest run of that name), or at least four digits with
+                which only its id begins; tried in this order.
+
+        Raises:
+            RunNotFound: none; the error names those that are spelled alike.
+            AmbiguousRun: several ids begin like this.
+        """
+        return self._read(lambda connection: lookups.find_run(connection, key, self.where))
+
+    def devices(self, run_id: str) -> tuple[DeviceInfo, ...]:
+        """Devices of a run by rank, then index."""
+        query = (
+            select(devices)
+            .where(devices.c.run_id == run_id)
+            .order_by(devices.c.rank, devices.c.host, devices.c.kind, devices.c.index)
+        )
+        return self._read(
+            lambda connection: tuple(
+                device_info(row) for row in connection.execute(query).mappings()
+            )
+        )
+
+    def steps(
+        self,
+        run_id: str,
+        device_id: int,
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        max_rows: int = 2000,
+    ) -> StepTable:
+        """Steps of a device, at the finest level that stays within ``max_rows``.
+
+        Args:
+            run_id: the run.
+            device_id: ``DeviceInfo.id`` of one of its devices.
+            first: first step, inclusive; from the start where not given.
+            last: last step, inclusive; to the newest where not given.
+            max_rows: how many rows at most, 1 or more.
+        """
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be 1 or more, not {max_rows}")
+        level, rows = self._read(
+            lambda connection: _choose_level(
+                connection, _checked(connection, run_id, device_id), first, last, max_rows
+            )
+        )
+        rows = rollups.thin(rows, max_rows)
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in STEP_COLUMNS]
+        return StepTable(level=level, columns=dict(zip(STEP_COLUMNS, columns, strict=True)))
+
+    def iter_steps(self, run_id: str, device_id: int) -> Iterator[StepRecord]:
+        """Every step of a device in order, a few thousand at a time."""
+        after: int | None = None
+        while True:
+            rows = self._read(partial(_steps_after, run_id, device_id, after))
+            for row in rows:
+                yield step_record(device_id, row)
+            if len(rows) < _CHUNK:
+                return
+            after = rows[-1][STEP]
+
+    def step(self, run_id: str, device_id: int, step: int) -> StepRecord | None:
+        """One step of a device."""
+        return self._read(
+            lambda connection: _one_step(connection, _checked(connection, run_id, device_id), step)
+        )
+
+    def last_step(self, run_id: str, device_id: int) -> StepRecord | None:
+        """The newest step of a device."""
+        return self._marked_step(run_id, device_id, "last_step")
+
+    def peak_step(self, run_id: str, device_id: int) -> StepRecord | None:
+        """The step of a device with the highest ``peak.allocated``, the first of several."""
+        return self._marked_step(run_id, device_id, "peak_step")
+
+    def detail_steps(self, run_id: str, device_id: int) -> tuple[int, ...]:
+        """Steps of a device of which phases or modules are known."""
+
+        def work(connection: Connection) -> tuple[int, ...]:
+            number = _checked(connection, run_id, device_id)
+            queries = (
+                select(table.c.step).distinct().where(table.c.device_id == number)
+                for table in (phases, modules)
+            )
+            found = {step for query in queries for step in connection.execute(query).scalars()}
+            return tuple(sorted(found))
+
+        return self._read(work)
+
+    def phases(self, run_id: str, device_id: int, step: int) -> tuple[PhaseRecord, ...]:
+        """Phases inside one step of a device, in order."""
+
+        def work(connection: Connection) -> tuple[PhaseRecord, ...]:
+            number = _checked(connection, run_id, device_id)
+            query = (
+                select(*(phases.c[name] for name in PHASE_COLUMNS))
+                .where(phases.c.device_id == number, phases.c.step == step)
+                .order_by(phases.c.sequence)
+            )
+            return tuple(phase_record(row) for row in connection.execute(query))
+
+        return self._read(work)
+
+    def modules(self, run_id: str, device_id: int, step: int) -> tuple[ModuleRecord, ...]:
+        """What modules held for backward in one step of a device, the largest first."""
+
+        def work(connection: Connection) -> tuple[ModuleRecord, ...]:
+            number = _checked(connection, run_id, device_id)
+            query = (
+                select(*(modules.c[name] for name in MODULE_COLUMNS))
+                .where(modules.c.device_id == number, modules.c.step == step)
+                .order_by(modules.c.activations.desc(), modules.c.module)
+            )
+            return tuple(module_record(row) for row in connection.execute(query))
+
+        return self._read(work)
+
+    def events(self, run_id: str) -> tuple[Event, ...]:
+        """Events of a run in the order of their instants."""
+        query = (
+            select(events).where(events.c.run_id == run_id).order_by(events.c.at_ns, events.c.id)
+        )
+        return self._read(
+            lambda connection: tuple(
+                event_record(row) for row in connection.execute(query).mappings()
+            )
+        )
+
+    def predictions(self, run_id: str) -> tuple[PredictionRecord, ...]:
+        """The newest prediction of each device and method."""
+        return self._read(lambda connection: _predictions(connection, run_id))
+
+    def change_token(self, run_id: str) -> tuple[object, ...]:
+        """Something that differs once the run has new rows, another status or other settings."""
+        return self._read(lambda connection: lookups.change_token(connection, run_id, self.where))
+
+    def _marked_step(self, run_id: str, device_id: int, mark: str) -> StepRecord | None:
+        def work(connection: Connection) -> StepRecord | None:
+            number = _checked(connection, run_id, device_id)
+            step = connection.execute(
+                select(devices.c[mark]).where(devices.c.id == number)
+            ).scalar()
+            return None if step is None else _one_step(connection, number, step)
+
+        return self._read(work)
+
+    def _read(self, work: Callable[[Connection], _T]) -> _T:
+        def checked(connection: Connection) -> _T:
+            check_schema(connection, self.where)
+            return work(connection)
+
+        try:
+            return self._source.read(checked)
+        except (DBAPIError, sqlite3.Error) as error:
+            raise opening_error(error, self.where) from error
+
+
+def _checked(connection: Connection, run_id: str, device_id: int) -> int:
+    """The device's number, or -1 when it is not a device of this run."""
+    query = select(devices.c.id).where(devices.c.id == device_id, devices.c.run_id == run_id)
+    found: int | None = connection.execute(query).scalar()
+    return -1 if found is None else found
+
+
+def _one_step(connection: Connection, device_id: int, step: int) -> StepRecord | None:
+    query = select(*_STEP_FIELDS).where(steps.c.device_id == device_id, steps.c.step == step)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else step_record(device_id, row)
+
+
+def _steps_after(
+    run_id: str, device_id: int, after: int | None, connection: Connection
+) -> list[Row]:
+    number = _checked(connection, run_id, device_id)
+    query = select(*_STEP_FIELDS).where(steps.c.device_id == number)
+    if after is not None:
+        query = query.where(steps.c.step > after)
+    rows = connection.execute(query.order_by(steps.c.step).limit(_CHUNK))
+    return [tuple(row) for row in rows]
+
+
+def _choose_level(
+    connection: Connection, device_id: int, first: int | None, last: int | None, max_rows: int
+) -> tuple[int, list[Row]]:
+    bounds = connection.execute(
+        select(func.min(steps.c.step), devices.c.last_step)
+        .join(devices, devices.c.id == steps.c.device_id)
+        .where(steps.c.device_id == device_id)
+        .group_by(devices.c.last_step)
+    ).one_or_none()
+    if bounds is None:
+        return 1, []
+    low = bounds[0] if first is None else max(first, bounds[0])
+    high = bounds[1] if last is None else min(last, bounds[1])
+    closed_end = _closed_ends(connection, device_id)
+    pieces: list[tuple[int, int, int]] = []
+    level = 1
+    for level in (1, *rollups.LEVELS):
+        pieces = rollups.cover(low, high, level, closed_end)
+        if _fits(connection, device_id, pieces, max_rows):
+            break
+    return level, [row for piece in pieces for row in _rows_of(connection, device_id, piece)]
+
+
+def _closed_ends(connection: Connection, device_id: int) -> dict[int, int]:
+    ends = {}
+    for level in rollups.LEVELS:
+        bucket = connection.execute(
+            select(func.max(rollup_rows.c.bucket)).where(
+                rollup_rows.c.device_id == device_id, rollup_rows.c.level == level
+            )
+        ).scalar()
+        if bucket is None:
+            break
+        ends[level] = (bucket + 1) * level
+    return ends
+
+
+def _fits(
+    connection: Connection, device_id: int, pieces: list[tuple[int, int, int]], max_rows: int
+) -> bool:
+    """Whether the pieces hold few enough rows; counted only where steps may be missing."""
+    if sum((last - first) // level + 1 for level, first, last in pieces) <= max_rows:
+        return True
+    count = 0
+    for level, first, last in pieces:
+        query = _piece_query(device_id, level, first, last, [_piece_key(level)])
+        limited = query.limit(max_rows + 1 - count).subquery()
+        count += connection.execute(select(func.count()).select_from(limited)).scalar_one()
+        if count > max_rows:
+            return False
+    return True
+
+
+def _rows_of(connection: Connection, device_id: int, piece: tuple[int, int, int]) -> list[Row]:
+    level, first, last = piece
+    fields = _STEP_FIELDS if level == 1 else _ROLLUP_FIELDS
+    query = _piece_query(device_id, level, first, last, fields).order_by(_piece_key(level))
+    return [tuple(row) for row in connection.execute(query)]
+
+
+def _piece_key(level: int) -> Any:
+    return steps.c.step if level == 1 else rollup_rows.c.bucket
+
+
+def _piece_query(device_id: int, level: int, first: int, last: int, fields: list[Any]) -> Any:
+    if level == 1:
+        return select(*fields).where(
+            steps.c.device_id == device_id, steps.c.step.between(first, last)
+        )
+    return select(*fields).where(
+        rollup_rows.c.device_id == device_id,
+        rollup_rows.c.level == level,
+        rollup_rows.c.bucket.between(first // level, last // level),
+    )
+
+
+def _predictions(connection: Connection, run_id: str) -> tuple[PredictionRecord, ...]:
+    newest = (
+        select(func.max(predictions.c.id))
+        .join(devices, devices.c.id == predictions.c.device_id)
+        .where(devices.c.run_id == run_id)
+        .group_by(predictions.c.device_id, predictions.c.method)
+    )
+    rows = connection.execute(
+        select(predictions)
+        .join(devices, devices.c.id == predictions.c.device_id)
+        .where(predictions.c.id.in_(newest))
+        .order_by(devices.c.rank, devices.c.index, predictions.c.method)
+    ).mappings()
+    answer = []
+    for row in rows.all():
+        number = row["id"]
+        of_phases = connection.execute(
+            select(prediction_phases).where(prediction_phases.c.prediction_id == number)
+        ).mappings()
+        of_terms = connection.execute(
+            select(prediction_terms)
+            .where(prediction_terms.c.prediction_id == number)
+            .order_by(prediction_terms.c.position)
+        ).mappings()
+        answer.append(prediction_record(row, of_phases.all(), of_terms.all()))
+    return tuple(answer)

@@ -1,0 +1,344 @@
+"""The writer in a training process: training appends to a queue, one thread does the rest.
+
+An observer never kills training: after the constructor nothing here raises or waits for the
+database, except :meth:`RunWriter.flush` and :meth:`RunWriter.close`, which wait a bounded time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .engine import normalise_url
+from .errors import StorageError, StorageWarning
+from .failures import explain, is_busy, is_outage
+from .ledger import Item, NewDevice, RunChange, RunLedger, StoreGone
+from .records import DeviceInfo, Record, RunInfo, RunStatus
+
+CAPACITY = 50_000
+"""Records that wait in memory at most; what comes on top is dropped and counted."""
+
+BATCH = 2_000
+"""Records in one transaction at most."""
+
+HEARTBEAT_S = 2.0
+CLOSE_TIMEOUT_S = 10.0
+_LONGEST_PAUSE_S = 5.0
+_PATIENCE_S = 30.0
+_CHANGEABLE = frozenset({"name", "settings", "environment", "world_size", "status_message"})
+
+_live: weakref.WeakSet[RunWriter] = weakref.WeakSet()
+
+
+class _Barrier:
+    """Set once everything queued before it is stored."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+
+class RunWriter:
+    """Keeps what one process of a run records.
+
+    Several processes (ranks) may write one run: each makes a ``RunWriter`` with the same
+    ``run.id``. The run counts as completed when the lowest of its ranks has completed; a
+    graver ending of any rank (interrupted, failed, out of memory, in this order) wins.
+
+    In a forked child (a data loader's worker) a writer does nothing.
+
+    Args:
+        url: URL or path of the store; it is made where there is none.
+        run: the run to enter, or to join when its id is known.
+        devices: the process's devices; a record names one by its position here.
+        flush_interval_s: how often the thread writes, in seconds: the most that a killed
+            process loses.
+
+    Raises:
+        StorageError: the store cannot be made, opened or written.
+    """
+
+    def __init__(
+        self,
+        url: str | Path | None,
+        run: RunInfo,
+        devices: Sequence[DeviceInfo],
+        *,
+        flush_interval_s: float = 0.5,
+    ) -> None:
+        if not flush_interval_s > 0:
+            raise ValueError(f"flush_interval_s must be above 0, not {flush_interval_s}")
+        self.url = normalise_url(url)
+        self.run_id = run.id
+        self.failed: str | None = None
+        """Why nothing can be written at the moment; ``None`` while all is well."""
+        self._interval_s = flush_interval_s
+        self._queue: deque[Item | _Barrier] = deque()
+        self._held: list[Item] = []
+        self._barriers: list[_Barrier] = []
+        self._positions = len(devices)
+        self._lost = self._lost_stored = 0
+        self._lock = threading.Lock()
+        self._accepting = False
+        self._abandoned = False
+        self._warned = False
+        self._gone = False
+        self._failing_since: float | None = None
+        self._ending: tuple[RunStatus, str | None] | None = None
+        self._deadline: float | None = None
+        self._wake = threading.Event()
+        self._ledger = RunLedger(self.url, run.id)
+        self._ledger.open(run, devices)
+        self._last_beat = time.monotonic()
+        self._accepting = True
+        self._thread = threading.Thread(target=self._work, name="vramscope-writer", daemon=True)
+        self._thread.start()
+        _live.add(self)
+        self._exit_hook = _exit_hook(self)
+        atexit.register(self._exit_hook)
+
+    @property
+    def lost_records(self) -> int:
+        """Records that could not be kept, so far."""
+        return self._lost
+
+    def write(self, record: Record) -> None:
+        """Keep a record. Never blocks, never raises; what cannot be kept is counted."""
+        if self._accepting and len(self._queue) < CAPACITY:
+            self._queue.append(record)
+        else:
+            self._lose(1)
+
+    def add_device(self, device: DeviceInfo) -> int:
+        """Add a device that was found later; returns its position for records."""
+        with self._lock:
+            position = self._positions
+            self._positions += 1
+        if self._accepting:
+            self._queue.append(NewDevice(position, device))
+        return position
+
+    def update_run(self, **changes: Any) -> None:
+        """Change the run's row.
+
+        Args:
+            changes: ``name``, ``world_size``, ``status_message``; ``settings`` and
+                ``environment`` are merged into what is stored.
+        """
+        unknown = changes.keys() - _CHANGEABLE
+        if unknown:
+            raise ValueError(
+                f"cannot change {', '.join(sorted(unknown))} of a run; "
+                f"only {', '.join(sorted(_CHANGEABLE))}"
+            )
+        if self._accepting and changes:
+            self._queue.append(RunChange(changes))
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until all that was given so far is stored.
+
+        Returns:
+            Whether it is; ``False`` after ``timeout_s``, in a forked child, or when closed.
+        """
+        if not self._accepting:
+            return False
+        barrier = _Barrier()
+        self._queue.append(barrier)
+        self._wake.set()
+        return barrier.reached.wait(timeout_s)
+
+    def close(self, status: RunStatus, message: str | None = None) -> None:
+        """Store what is queued, say how the run ended, and end the thread.
+
+        Waits at most some seconds for a database that cannot be written. Closing twice does
+        nothing more.
+
+        Args:
+            status: how this process ended; not ``RUNNING`` or ``STALE``.
+            message: why, for a person.
+        """
+        if status in (RunStatus.RUNNING, RunStatus.STALE):
+            raise ValueError(f"a run does not end as {status.value!r}")
+        self._end((status, message))
+
+    def _end(self, ending: tuple[RunStatus, str | None] | None) -> None:
+        with self._lock if not self._abandoned else contextlib.nullcontext():
+            if not self._accepting:
+                return
+            self._accepting = False
+        atexit.unregister(self._exit_hook)
+        self._ending = ending
+        self._deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        self._wake.set()
+        self._thread.join(CLOSE_TIMEOUT_S + 2 * _LONGEST_PAUSE_S)
+        _live.discard(self)
+
+    def _abandon(self) -> None:
+        """In a forked child: never touch the parent's database again, not even to close it."""
+        self._accepting = False
+        self._abandoned = True
+        # Freeing SQLite's handle in the child would run its clean-up on the parent's files.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+    def _lose(self, count: int) -> None:
+        if self._abandoned:
+            return
+        with self._lock:
+            self._lost += count
+
+    # From here on: the thread.
+
+    def _work(self) -> None:
+        try:
+            pause_s = self._interval_s
+            while not (self._deadline is not None and self._finish_if_done()):
+                if self._deadline is None:
+                    self._wake.wait(pause_s)
+                self._wake.clear()
+                if self._pump():
+                    pause_s = self._interval_s
+                else:
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    if self._deadline is not None:
+                        time.sleep(min(0.05, pause_s))
+        finally:
+            self._accepting = False
+            self._ledger.dispose()
+            for barrier in self._barriers:
+                barrier.reached.set()
+
+    def _finish_if_done(self) -> bool:
+        """Whether the thread may end: all is stored and said, or the time is up."""
+        assert self._deadline is not None
+        late = time.monotonic() > self._deadline or self._gone
+        if (self._queue or self._held) and not late:
+            return False
+        if not late:
+            try:
+                self._store([])
+                if self._ending is not None:
+                    self._ledger.finish(*self._ending)
+                self._ledger.settle()
+                return True
+            except Exception as error:
+                self._note_failure(error)
+                return False
+        left = len(self._held) + sum(not isinstance(item, _Barrier) for item in self._queue)
+        self._lose(left)
+        self._complain(f"{left} records could not be kept")
+        return True
+
+    def _pump(self) -> bool:
+        """Store all that is queued, a batch a transaction; whether that went well."""
+        while self._queue or self._held or self._barriers or self._beat_is_due():
+            self._take()
+            try:
+                self._store(self._held)
+            except Exception as error:
+                if is_outage(error):
+                    self._note_failure(error)
+                    return False
+                self._store_one_by_one(error)
+            self._held = []
+            self._recovered()
+        return True
+
+    def _take(self) -> None:
+        while self._queue and len(self._held) < BATCH:
+            item = self._queue.popleft()
+            if isinstance(item, _Barrier):
+                self._barriers.append(item)
+                break
+            self._held.append(item)
+
+    def _store(self, items: Sequence[Item]) -> None:
+        lost = self._lost
+        self._ledger.store(items, lost=lost - self._lost_stored)
+        self._lost_stored = lost
+        self._last_beat = time.monotonic()
+
+    def _store_one_by_one(self, error: Exception) -> None:
+        """A record that no database takes must not keep the others out."""
+        for item in self._held:
+            try:
+                self._store([item])
+            except Exception as refused:
+                error = refused
+                self._lose(1)
+        self._complain(f"a record was refused ({type(error).__name__}: {error})")
+
+    def _recovered(self) -> None:
+        self._failing_since = self.failed = None
+        for barrier in self._barriers:
+            barrier.reached.set()
+        self._barriers.clear()
+
+    def _beat_is_due(self) -> bool:
+        return time.monotonic() - self._last_beat >= HEARTBEAT_S
+
+    def _note_failure(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        reason, remedy = explain(error)
+        self.failed = f"{reason}. {remedy}"
+        if isinstance(error, StorageError):
+            self.failed = str(error)
+        self._gone = isinstance(error, StoreGone)
+        if not is_busy(error) or now - self._failing_since > _PATIENCE_S:
+            self._complain("the run cannot be written")
+        if self._gone:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._accepting = False
+        left = len(self._held) + sum(not isinstance(item, _Barrier) for item in self._queue)
+        self._lose(left)
+        self._held.clear()
+        self._queue.clear()
+        if self._deadline is None:
+            self._deadline = time.monotonic()
+
+    def _complain(self, what: str) -> None:
+        """Warn once for a whole run."""
+        if self._warned:
+            return
+        self._warned = True
+        why = f" {self.failed}" if self.failed else ""
+        with contextlib.suppress(StorageWarning):  # under -W error the thread must go on
+            warnings.warn(
+                f"vramscope: {what} to {self._ledger.where}.{why} Training goes on; up to "
+                f"{CAPACITY:,} records wait in memory, what comes on top is lost and counted "
+                "in the run.",
+                StorageWarning,
+                stacklevel=2,
+            )
+
+
+def _exit_hook(writer: RunWriter) -> Any:
+    """For a process that ends without ``close``: store what is queued, leave the status."""
+    reference = weakref.ref(writer)
+
+    def at_exit() -> None:
+        alive = reference()
+        if alive is not None:
+            alive._end(None)
+
+    return at_exit
+
+
+def _abandon_all() -> None:
+    for writer in list(_live):
+        writer._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
