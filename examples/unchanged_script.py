@@ -1,4 +1,4 @@
-"""A script that knows nothing of vramscope: ``vramscope run examples/unchanged_script.py --steps 30``."""
+"""A script that knows nothing of vramscope: ``vramscope run unchanged_script.py --steps 30``."""
 
 import argparse
 
