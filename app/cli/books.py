@@ -16,8 +16,6 @@ METHODS: Mapping[PredictionMethod, str] = {
 }
 """Headings of predicted books."""
 
-TOTALS = ("allocated", "reserved")
-
 
 def lines_of(*books: MemoryUse) -> list[str]:
     """The lines that any of several books holds bytes in, in the order of the stack, and totals.
@@ -25,7 +23,8 @@ def lines_of(*books: MemoryUse) -> list[str]:
     A class that is 0 or unknown in all of them would only be in the way.
     """
     held = [line for line in STACK if any(getattr(use, line) for use in books)]
-    return [*held, *TOTALS]
+    known = any(use.reserved is not None for use in books)
+    return [*held, "allocated", *(["reserved"] if known else [])]
 
 
 def add_books(
@@ -34,6 +33,7 @@ def add_books(
     scale: Scale,
     *,
     difference: tuple[int, int] | None = None,
+    share_of: int = 0,
 ) -> None:
     """Add a row a line of the books.
 
@@ -42,23 +42,28 @@ def add_books(
             with ``difference``, the difference and its share.
         columns: The books side by side.
         scale: How sizes are written.
-        difference: Positions of the books to subtract: the first less the second, as a share of
-            the second.
+        difference: Positions of the books to subtract, the first less the second; the share is
+            of the books at ``share_of``.
+        share_of: A position.
     """
     for line in lines_of(*columns):
         values = [getattr(use, line) for use in columns]
         cells = [scale.number(value) for value in values]
         if difference is not None:
-            cells += _difference(values[difference[0]], values[difference[1]], scale)
-        if line == TOTALS[0]:
+            first, second = (values[place] for place in difference)
+            cells += _difference(first, second, values[share_of], scale)
+        total = line == "allocated"
+        if total:
             made.add_section()
-        add(made, CLASS_LABELS[line], *cells, style="bold" if line == TOTALS[0] else None)
+        add(made, CLASS_LABELS[line], *cells, style="bold" if total else None)
 
 
-def _difference(first: int | None, second: int | None, scale: Scale) -> list[str]:
+def _difference(
+    first: int | None, second: int | None, whole: int | None, scale: Scale
+) -> list[str]:
     if first is None or second is None:
         return [UNKNOWN, UNKNOWN]
-    share = percent((first - second) / second, signed=True) if second else UNKNOWN
+    share = percent((first - second) / whole, signed=True) if whole else UNKNOWN
     return [scale.number(first - second, signed=True), share]
 
 

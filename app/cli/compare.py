@@ -65,7 +65,7 @@ def _books(
 ) -> None:
     scale = Scale.of(largest_of(*books))
     names = [f"{letter}: {found.run.name[:30]}" for letter, found in zip("AB", runs, strict=True)]
-    made = table(title, ("", *names, "B − A", "Share"), caption=f"{scale.caption}. {caption}")
+    made = table(title, ("", *names, "B − A", "of A"), caption=f"{scale.caption}. {caption}")
     add_books(made, books, scale, difference=(1, 0))
     console.print(made)
     say(console, "")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from vramscope.storage.reader import RunReader
 
-from ..reports import csv_export, json_export
+from ..reports import PlotlyMissingError, csv_export, html_report, json_export
 from ..reports.progress import Progress
 from . import options, terminal
 from .errors import ExtraMissing
@@ -92,8 +92,6 @@ def _pieces(chosen: Format, reader: RunReader, run_id: str, progress: Progress) 
     if chosen is Format.CSV:
         return csv_export(reader, run_id, progress=progress)
     try:
-        from ..reports import html_report
-
         return iter((html_report(reader, run_id),))
-    except ModuleNotFoundError as error:
+    except PlotlyMissingError as error:
         raise ExtraMissing(str(error)) from error

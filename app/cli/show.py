@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from vramscope.storage.reader import RunReader
-from vramscope.storage.records import Event, MemoryUse, RunInfo
+from vramscope.storage.records import Event, MemoryUse, Phase, PredictionMethod, RunInfo
 
 from ..format import PHASE_LABELS, STATUS_LABELS, UNKNOWN, duration, setting, size
 from ..overview import DeviceOverview, RunOverview, differences, overview
@@ -78,33 +78,45 @@ def _header(console: Console, run: RunInfo) -> None:
 def _device(console: Console, device: DeviceOverview) -> None:
     capacity = size(device.device.total_bytes)
     say(console, "", f"{device.label} on {device.device.host}, capacity {capacity}")
-    if device.peak is None:
+    if device.peak is None or device.last is None:
         say(console, "No step has been recorded yet.")
-        if not device.predictions:
-            return
-    forecasts = [record.peak for record in device.predictions]
-    books = [device.peak_use, *forecasts, device.end_use]
-    scale = Scale.of(largest_of(*books))
-    names = ["", "Measured peak", *(METHODS[record.method] for record in device.predictions)]
-    names += ["Step end", *(("Predicted − measured", "Share") if forecasts else ())]
-    made = table("", names, caption=_caption(device, scale))
-    add_books(made, books, scale, difference=(1, 0) if forecasts else None)
-    console.print(made)
+    peak, end = _titles(device)
+    records = device.predictions
+    _books(console, peak, device.peak_use, {p.method: p.peak for p in records})
+    if device.last is not None:
+        ends = {p.method: p.phases[Phase.IDLE] for p in records if Phase.IDLE in p.phases}
+        _books(console, end, device.end_use, ends)
     if device.peak is not None and device.peak.device_used is not None:
         used = size(device.peak.device_used)
         say(console, f"In use on the device at the peak, by the driver: {used}.")
 
 
-def _caption(device: DeviceOverview, scale: Scale) -> str:
-    peak = device.peak
-    if peak is None or device.last is None:
-        return f"{scale.caption}."
-    phase = f", in {PHASE_LABELS[peak.peak_phase]}" if peak.peak_phase else ""
-    carried = ", partly carried over from the last detail step" if peak.carried else ""
-    return (
-        f"{scale.caption}. Peak at step {peak.step:,}{phase}{carried}; "
-        f"step end is that of step {device.last.step:,}."
-    )
+def _titles(device: DeviceOverview) -> tuple[str, str]:
+    if device.peak is None or device.last is None:
+        return "At the peak", ""
+    phase = f", in {PHASE_LABELS[device.peak.peak_phase]}" if device.peak.peak_phase else ""
+    carried = ", partly carried over from the last detail step" if device.peak.carried else ""
+    peak = f"At the peak, step {device.peak.step:,}{phase}{carried}"
+    return peak, f"At the end of the last step, {device.last.step:,}"
+
+
+def _books(
+    console: Console,
+    title: str,
+    measured: MemoryUse,
+    forecasts: Mapping[PredictionMethod, MemoryUse],
+) -> None:
+    """One instant: what was measured, what each predictor says, and the first one's residual."""
+    books = (measured, *forecasts.values())
+    scale = Scale.of(largest_of(*books))
+    names = ["", "Measured", *(METHODS[method] for method in forecasts)]
+    caption = scale.caption
+    if forecasts:
+        names += ["Residual", "of measured"]
+        caption += "; the residual is measured − predicted"
+    made = table(title, names, caption=caption)
+    add_books(made, books, scale, difference=(0, 1) if forecasts else None)
+    console.print(made)
 
 
 def _values(console: Console, title: str, values: Mapping[str, object]) -> None:
@@ -159,12 +171,8 @@ def _device_mapping(device: DeviceOverview) -> dict[str, object]:
         "predictions": [
             {
                 **prediction_mapping(record),
-                "predicted_minus_measured": _differences(record.peak, device.peak_use),
+                "residual": dict(differences(device.peak_use, record.peak)),
             }
             for record in device.predictions
         ],
     }
-
-
-def _differences(predicted: MemoryUse, measured: MemoryUse) -> dict[str, int | None]:
-    return dict(differences(predicted, measured))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .html_page import PlotlyMissingError
 from .run_csv import csv_export
+from .run_html import html_report
 from .run_json import json_export, json_schema
 
-__all__ = ["csv_export", "json_export", "json_schema"]
+__all__ = ["PlotlyMissingError", "csv_export", "html_report", "json_export", "json_schema"]

@@ -125,8 +125,10 @@ def device_mapping(device: DeviceInfo) -> dict[str, object]:
     }
 
 
-def step_mapping(step: StepRecord, phases: Iterable[PhaseRecord] | None) -> dict[str, object]:
-    """A step as the contract has it; ``phases`` are those of a detail step."""
+def step_mapping(
+    step: StepRecord, phases: Iterable[PhaseRecord] | None = None
+) -> dict[str, object]:
+    """A step as the contract has it; ``phases`` are those of a detail step, where at hand."""
     return {
         "step": step.step,
         "device": step.device,
