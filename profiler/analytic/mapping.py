@@ -8,7 +8,7 @@ writing to one, and the JSON Schema.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,8 +43,13 @@ def setting(
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _resolved(cls: Hashable) -> dict[str, Any]:
     return get_type_hints(cls)
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a settings class's fields, resolved once."""
+    return _resolved(cls)
 
 
 def _is_optional(hint: Any) -> bool:

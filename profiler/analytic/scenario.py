@@ -46,9 +46,9 @@ class LossSpec:
         "family does.",
         None,
     )
-    keep_logits: bool = setting(
-        "Whether the training loop's variable keeps the logits alive until the next forward "
-        "pass (`logits, loss = model(...)` does).",
+    keep_outputs: bool = setting(
+        "Whether the training loop's variable keeps the logits (and the cache) alive until the "
+        "next forward pass is over (`logits, loss = model(...)` does).",
         True,
     )
 
@@ -97,6 +97,14 @@ class Scenario:
     attention: Literal["sdpa", "eager"] = setting(
         "Scaled dot-product attention as one operator, or written out.", "sdpa"
     )
+    use_cache: bool = setting(
+        "Whether the forward pass fills a key-value cache while training (Hugging Face's "
+        "`use_cache`, on by default).",
+        False,
+    )
+    activations_unknown: str | None = setting(
+        "Why there is no architecture to predict activations from, in words.", None
+    )
     dropout_active: bool = setting("Whether dropout drops (a model in training mode).", True)
     loss: LossSpec = setting("What happens to the logits.", LossSpec())
     device: Literal["cuda", "cpu"] = setting("Where it runs.", "cuda")
@@ -112,7 +120,7 @@ class Scenario:
         if self.tensors is None:
             return
         for tensor, _ in self.tensors.counted():
-            if tensor.trainable and (tensor.optimizer or 0) >= max(len(self.optimizers), 1):
+            if tensor.optimizer is not None and tensor.optimizer >= len(self.optimizers):
                 raise ValueError(
                     f"TensorSpec.optimizer={tensor.optimizer}: must be below "
                     f"{len(self.optimizers)}, the number of optimizers, or null"

@@ -1,6 +1,5 @@
 """How model state is spread over devices: DeepSpeed's ZeRO to the byte, and DDP's buckets."""
 
-# ruff: noqa: RUF009 (setting() makes a dataclass field)
 from __future__ import annotations
 
 from collections.abc import Sequence

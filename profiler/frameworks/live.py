@@ -1,0 +1,365 @@
+"""A scenario and flat settings read off a live model, its optimizers and its first batch.
+
+Nothing is typed by the user and nothing is changed: tensors are looked at, never kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from vramscope.profiler.analytic import (
+    BatchShape,
+    LossSpec,
+    OptimizerSpec,
+    Parallelism,
+    Scenario,
+    TensorInventory,
+    TensorSpec,
+    fold,
+)
+from vramscope.profiler.analytic.dtypes import ITEM_BYTES
+
+from ..storages import storages_of
+from .live_architecture import read_architecture
+from .live_optimizer import group_specs, unwrap_optimizers
+
+SettingValue = str | int | float | bool | None
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "PipelineEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+"""Classes that wrap a model, and the attribute that holds it."""
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The user's own module inside DDP, DataParallel, FSDP1, DeepSpeed and ``torch.compile``."""
+    while True:
+        names = [c.__name__ for c in type(model).__mro__]
+        attribute = next((a for n, a in _WRAPPERS.items() if n in names), None)
+        inner = getattr(model, attribute, None) if attribute else None
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _wrapped_by(models: Iterable[nn.Module], name: str) -> Any:
+    """The first wrapper of a class of this name around any of the models."""
+    for model in models:
+        found: Any = model
+        while isinstance(found, nn.Module):
+            names = [c.__name__ for c in type(found).__mro__]
+            if name in names:
+                return found
+            attribute = next((a for n, a in _WRAPPERS.items() if n in names), None)
+            found = getattr(found, attribute, None) if attribute else None
+    return None
+
+
+def batch_shape(args: Sequence[object], kwargs: Mapping[str, object]) -> BatchShape | None:
+    """The batch that a forward call sees, from its tensors; ``None`` when it has none.
+
+    Token numbers ``(samples, tokens)`` and embeddings ``(samples, tokens, width)`` give a
+    sequence; any other tensor gives samples only. Named inputs of Hugging Face models win.
+    """
+    named = [kwargs.get(name) for name in ("input_ids", "inputs_embeds", "idx")]
+    for value in [*named, *args, *kwargs.values()]:
+        if isinstance(value, Mapping):
+            if (found := batch_shape((), value)) is not None:
+                return found
+        elif isinstance(value, torch.Tensor) and value.dim() >= 1 and value.shape[0]:
+            return _shape_of(value)
+    return None
+
+
+def _shape_of(tensor: torch.Tensor) -> BatchShape:
+    tokens = tensor.dim() == 2 and not tensor.is_floating_point()
+    embeddings = tensor.dim() == 3 and tensor.is_floating_point()
+    sequence = int(tensor.shape[1]) if tokens or embeddings else None
+    return BatchShape(micro_batch=int(tensor.shape[0]), sequence=sequence or None)
+
+
+def read_scenario(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[object],
+    *,
+    device: torch.device,
+    batch: BatchShape | None = None,
+    autocast_dtype: torch.dtype | None = None,
+    world_size: int = 1,
+    rank: int = 0,
+    accumulation: int = 1,
+    loss_in_model: bool = True,
+) -> Scenario:
+    """Read what a prediction depends on off a live run.
+
+    Args:
+        models: The models as they are trained (wrapped or not).
+        optimizers: Their optimizers (wrapped or not); one seen twice counts once.
+        device: The device to predict; what lies elsewhere or on ``meta`` is left out.
+        batch: What one forward pass sees, from :func:`batch_shape`.
+        autocast_dtype: What autocast computes in, ``None`` without autocast.
+        world_size: Data-parallel processes.
+        rank: This process among them.
+        accumulation: Micro-batches in a step.
+        loss_in_model: Whether the model computes its loss itself (labels are passed to it).
+    """
+    inner = [unwrap_model(m) for m in models]
+    found = unwrap_optimizers(optimizers)
+    positions, specs = _positions(found)
+    engine = _wrapped_by(models, "DeepSpeedEngine")
+    tensors = read_inventory(inner, device, positions, engine)
+    parallelism = _parallelism(models, engine, world_size, rank)
+    architecture, reasons = read_architecture(inner, tensors)
+    return Scenario(
+        architecture=architecture,
+        activations_unknown=None if architecture else "; ".join(reasons),
+        tensors=tensors,
+        autocast=_half_name(autocast_dtype),
+        master_weights=False,
+        optimizers=tuple(specs),
+        batch=batch,
+        accumulation=accumulation,
+        checkpointing="full" if _checkpoints(inner) else "none",
+        attention=_attention(inner),
+        use_cache=_fills_cache(inner),
+        dropout_active=any(m.training for m in inner),
+        loss=LossSpec(upcast_logits=None if loss_in_model else False),
+        device="cuda" if device.type == "cuda" else "cpu",
+        parallelism=parallelism,
+    )
+
+
+def _positions(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> tuple[dict[int, int], list[OptimizerSpec]]:
+    """Which parameter group updates which parameter (by identity), and the groups' settings."""
+    positions: dict[int, int] = {}
+    specs: list[OptimizerSpec] = []
+    for optimizer in optimizers:
+        for group, spec in group_specs(optimizer):
+            for parameter in group["params"]:
+                positions.setdefault(id(parameter), len(specs))
+            specs.append(spec)
+    return positions, specs
+
+
+def read_inventory(
+    models: Sequence[nn.Module],
+    device: torch.device,
+    positions: Mapping[int, int],
+    engine: Any = None,
+) -> TensorInventory:
+    """Every parameter and buffer on the device, each storage counted once.
+
+    A second parameter over a storage that was counted keeps its gradient and its state, and adds
+    no bytes. Under ZeRO-3 a parameter's own shape is read from what DeepSpeed notes on it.
+    """
+    seen_parameters: set[int] = set()
+    seen_storages: set[int] = set()
+    specs: list[TensorSpec] = []
+    groups = _zero_groups(engine)
+    for parameter in (p for m in models for p in m.parameters()):
+        if id(parameter) in seen_parameters or parameter.device != _full(device):
+            continue
+        seen_parameters.add(id(parameter))
+        position = groups.get(id(parameter), positions.get(id(parameter)))
+        specs.append(_tensor_spec(parameter, seen_storages, position))
+    buffers = [
+        storage.nbytes()
+        for module in models
+        for buffer in module.buffers()
+        if buffer.device == _full(device)
+        for storage in storages_of(buffer)
+        if _is_new(storage, seen_storages)
+    ]
+    return TensorInventory(blocks=fold(specs), buffers=tuple(buffers))
+
+
+def _full(device: torch.device) -> torch.device:
+    """The device with its index, as tensors carry it."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _is_new(storage: torch.UntypedStorage, seen: set[int]) -> bool:
+    if storage._cdata in seen:
+        return False
+    seen.add(storage._cdata)
+    return True
+
+
+def _tensor_spec(parameter: nn.Parameter, seen: set[int], position: int | None) -> TensorSpec:
+    held = sum(s.nbytes() for s in storages_of(parameter) if _is_new(s, seen))
+    name = str(parameter.dtype).removeprefix("torch.")
+    spec = TensorSpec(
+        shape=_logical_shape(parameter),
+        dtype=name,  # type: ignore[arg-type]
+        trainable=parameter.requires_grad,
+        optimizer=position if parameter.requires_grad else None,
+    )
+    zero_3 = hasattr(parameter, "ds_shape")
+    if held == spec.nbytes or zero_3:
+        return spec
+    return TensorSpec(
+        shape=spec.shape,
+        dtype=spec.dtype,
+        trainable=spec.trainable,
+        optimizer=spec.optimizer,
+        storage_bytes=held,
+    )
+
+
+def _zero_groups(engine: Any) -> dict[int, int]:
+    """Under DeepSpeed the optimizer sees flat copies: its own lists say who is in which group."""
+    optimizer = getattr(engine, "optimizer", None)
+    for name in ("bit16_groups", "fp16_groups"):
+        groups = getattr(optimizer, name, None)
+        if groups:
+            return {id(p): i for i, group in enumerate(groups) for p in group}
+    return {}
+
+
+def _parallelism(
+    models: Sequence[nn.Module], engine: Any, world_size: int, rank: int
+) -> Parallelism:
+    if engine is not None:
+        zero = getattr(getattr(engine, "_config", None), "zero_config", None)
+        return Parallelism(
+            strategy="zero",
+            world_size=int(getattr(engine, "dp_world_size", world_size)),
+            rank=rank,
+            zero_stage=int(engine.zero_optimization_stage()),  # type: ignore[arg-type]
+            reduce_bucket_elements=int(engine.zero_reduce_bucket_size()),
+            overlap_comm=bool(engine.zero_overlap_comm()),
+            persistence_threshold=int(getattr(zero, "param_persistence_threshold", 100_000)),
+            max_live_parameters=int(getattr(zero, "max_live_parameters", 1_000_000_000)),
+        )
+    ddp = _wrapped_by(models, "DistributedDataParallel")
+    if ddp is None:
+        return Parallelism()
+    return Parallelism(
+        strategy="ddp",
+        world_size=world_size,
+        rank=rank,
+        bucket_view=bool(getattr(ddp, "gradient_as_bucket_view", False)),
+    )
+
+
+def _half_name(dtype: torch.dtype | None) -> Any:
+    name = str(dtype).removeprefix("torch.")
+    return name if ITEM_BYTES.get(name) == 2 and dtype is not None else None
+
+
+def _checkpoints(models: Sequence[nn.Module]) -> bool:
+    """Whether any model computes its blocks again in backward."""
+    for model in models:
+        if getattr(model, "is_gradient_checkpointing", False) is True:
+            return True
+        if getattr(getattr(model, "config", None), "gradient_checkpointing", False) is True:
+            return True
+    return False
+
+
+def _attention(models: Sequence[nn.Module]) -> Any:
+    for model in models:
+        name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if name == "eager":
+            return "eager"
+        # nanoGPT notes on its attention whether it takes the fused operator.
+        if any(getattr(m, "flash", None) is False for m in model.modules()):
+            return "eager"
+    return "sdpa"
+
+
+def _fills_cache(models: Sequence[nn.Module]) -> bool:
+    """Hugging Face decoders fill a key-value cache in training too, unless told otherwise."""
+    configs = [getattr(m, "config", None) for m in models]
+    fills = any(
+        getattr(c, "use_cache", False) is True and hasattr(c, "model_type") for c in configs
+    )
+    return fills and not _checkpoints(models)
+
+
+def read_settings(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[object],
+    *,
+    batch: BatchShape | None = None,
+    autocast_dtype: torch.dtype | None = None,
+    world_size: int = 1,
+    accumulation: int = 1,
+    device: torch.device | None = None,
+) -> dict[str, SettingValue]:
+    """Flat settings of a live run, for people: what it was trained with.
+
+    Sizes are counted over all devices unless one is given; unknown values are ``None``.
+    """
+    inner = [unwrap_model(m) for m in models]
+    found = unwrap_optimizers(optimizers)
+    parameters = list({id(p): p for m in inner for p in m.parameters()}.values())
+    if device is not None:
+        parameters = [p for p in parameters if p.device == _full(device)]
+    engine = _wrapped_by(models, "DeepSpeedEngine")
+    parallelism = _parallelism(models, engine, world_size, 0)
+    group: Mapping[str, Any] = found[0].param_groups[0] if found else {}
+    return {
+        "model": ", ".join(type(m).__name__ for m in inner) or None,
+        "parameters": sum(_logical_numel(p) for p in parameters),
+        "trainable_parameters": sum(_logical_numel(p) for p in parameters if p.requires_grad),
+        "dtype": _dtypes(parameters),
+        "autocast": _half_name(autocast_dtype),
+        "optimizer": ", ".join(type(o).__name__ for o in found) or None,
+        "lr": _number(group.get("lr")),
+        "weight_decay": _number(group.get("weight_decay")),
+        "momentum": _number(group.get("momentum")),
+        "micro_batch": batch.micro_batch if batch else None,
+        "sequence": batch.sequence if batch else None,
+        "accumulation": accumulation,
+        "gradient_checkpointing": _checkpoints(inner),
+        "attention": _attention(inner) if _has_attention(inner) else None,
+        "strategy": parallelism.strategy,
+        "zero_stage": parallelism.zero_stage if parallelism.strategy == "zero" else None,
+        "world_size": world_size,
+    }
+
+
+def _logical_numel(parameter: nn.Parameter) -> int:
+    return int(torch.Size(_logical_shape(parameter)).numel())
+
+
+def _logical_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """The shape before quantisation packed it or ZeRO-3 cut it."""
+    quantised = getattr(parameter, "quant_state", None)
+    shape: Any = getattr(quantised, "shape", None)
+    if shape is None:
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+    return tuple(int(n) for n in shape)
+
+
+def _dtypes(parameters: Sequence[nn.Parameter]) -> str | None:
+    """The parameters' types, the most frequent first."""
+    counts: dict[str, int] = {}
+    for parameter in parameters:
+        name = str(parameter.dtype).removeprefix("torch.")
+        counts[name] = counts.get(name, 0) + parameter.numel()
+    return ", ".join(sorted(counts, key=lambda n: -counts[n])) or None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, torch.Tensor):
+        # A tensor's value would have to be fetched from its device.
+        return float(value) if value.device.type == "cpu" else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _has_attention(models: Sequence[nn.Module]) -> bool:
+    return any("attention" in type(x).__name__.lower() for m in models for x in m.modules())
