@@ -46,7 +46,9 @@ from .privacy import shareable, shorten_homes
 
 CHART_ROWS = 600
 DEVICES_IN_FULL = 8
-_HEAT_MAP_ROWS = 240
+_HEAT_MAP_ROWS = 480
+_HEAT_MAP_CELLS = 240
+_HEAT_MAP_DEVICES = 64
 
 Figures = dict[str, tuple[Figure, Figure]]
 
@@ -70,16 +72,33 @@ def html_report(reader: RunReader, run_id: str) -> str:
     body = [_head(found), _cards(found)]
     if len(found.devices) > 1:
         body.append(_all_devices(reader, found, figures))
-    shown = sorted(found.devices, key=lambda device: -(device.peak_use.allocated or 0))
-    shown = sorted(shown[:DEVICES_IN_FULL], key=found.devices.index)
-    body += [_device(reader, found, device, figures) for device in shown]
-    if len(shown) < len(found.devices):
-        body.append(
-            f'<p class="note">The {len(shown)} fullest of {len(found.devices)} devices are shown '
-            "in full; the JSON and CSV exports hold all.</p>"
-        )
+    body += _devices(reader, found, figures)
     body += [_settings(found.run), _events(found), _predictions(found), _words()]
     return page(f"{found.run.name} · vramscope", "\n".join(body), figures)
+
+
+def _devices(reader: RunReader, found: RunOverview, figures: Figures) -> list[str]:
+    """The fullest device in full, some others folded away."""
+    ranked = sorted(found.devices, key=lambda device: -(device.peak_use.allocated or 0))
+    first, others = ranked[:1], sorted(ranked[1:DEVICES_IN_FULL], key=found.devices.index)
+    parts = [
+        f"<h2>{text(device.label)}</h2>{_device(reader, found, device, figures)}"
+        for device in first
+    ]
+    if others:
+        parts.append("<h3>The other devices</h3>")
+    parts += [
+        f"<details><summary>{text(device.label)}: peak {size(device.peak_use.allocated)}</summary>"
+        f"{_device(reader, found, device, figures)}</details>"
+        for device in others
+    ]
+    left = len(ranked) - len(first) - len(others)
+    if left:
+        parts.append(
+            f'<p class="note">{left} less full devices are not shown in full; the JSON and CSV '
+            "exports hold all.</p>"
+        )
+    return parts
 
 
 def _head(found: RunOverview) -> str:
@@ -101,18 +120,20 @@ def _cards(found: RunOverview) -> str:
     peak, capacity = device.peak_use, device.device.total_bytes
     predicted = device.prediction(PredictionMethod.ANALYTIC)
     where = device.label if len(found.devices) > 1 else ""
+    shown = [
+        Card(label="Peak allocated", value=size(peak.allocated), note=_peak_note(device, where)),
+        _predicted(predicted, peak.allocated),
+        Card(label="At step end", value=size(device.end_use.allocated), note="allocated"),
+    ]
+    if peak.reserved is not None:
+        shown.append(
+            Card(label="Peak reserved", value=size(peak.reserved), note=_cached_note(device))
+        )
+    if capacity is not None:
+        shown.append(_headroom(device, capacity))
     steps = None if device.last is None else device.last.step
-    return cards(
-        [
-            Card(
-                label="Peak allocated", value=size(peak.allocated), note=_peak_note(device, where)
-            ),
-            Card(label="Peak reserved", value=size(peak.reserved), note=_cached_note(device)),
-            _headroom(device, capacity),
-            _predicted(predicted, peak.allocated),
-            Card(label="Last step", value=count(steps), note=_step_note(device)),
-        ]
-    )
+    shown.append(Card(label="Last step", value=count(steps), note=_step_note(device)))
+    return cards(shown)
 
 
 def _peak_note(device: DeviceOverview, where: str) -> str:
@@ -127,11 +148,11 @@ def _cached_note(device: DeviceOverview) -> str:
     return "" if cached is None else f"{size(cached)} of it free inside the allocator"
 
 
-def _headroom(device: DeviceOverview, capacity: int | None) -> Card:
+def _headroom(device: DeviceOverview, capacity: int) -> Card:
     used = device.peak_use.reserved
     if used is None:
         used = device.peak_use.allocated
-    if capacity is None or used is None:
+    if used is None:
         return Card(label="Capacity", value=size(capacity))
     free = capacity - used
     tone: Tone = "bad" if free < 0.02 * capacity else "warn" if free < 0.1 * capacity else ""
@@ -144,8 +165,10 @@ def _predicted(record: PredictionRecord | None, measured: int | None) -> Card:
         return Card(label="Predicted peak", value=UNKNOWN, note="no prediction")
     predicted, note = record.peak.allocated, ""
     if predicted is not None and measured:
-        share = percent((measured - predicted) / measured, signed=True)
-        note = f"measured {share} beside it"
+        error = (predicted - measured) / measured
+        side = "above" if error > 0 else "below"
+        same = percent(error) == percent(0)
+        note = "as measured" if same else f"{percent(abs(error))} {side} what was measured"
     return Card(label="Predicted peak", value=size(predicted), note=note)
 
 
@@ -155,12 +178,21 @@ def _step_note(device: DeviceOverview) -> str:
 
 def _all_devices(reader: RunReader, found: RunOverview, figures: Figures) -> str:
     rows = [
-        (device.label, reader.steps(found.run.id, _id(device), max_rows=_HEAT_MAP_ROWS))
-        for device in found.devices
+        (f"rank {d.device.rank}", reader.steps(found.run.id, _id(d), max_rows=_HEAT_MAP_ROWS))
+        for d in found.devices[:_HEAT_MAP_DEVICES]
     ]
     capacities = [d.device.total_bytes for d in found.devices if d.device.total_bytes]
+    # A cell is at least as wide as the steps that a row stands for: narrower ones stay empty.
+    cells = max(
+        (table.columns["step"][-1] // table.level for _, table in rows if len(table)), default=1
+    )
     light, dark = (
-        devices_heat_map(rows, capacity=max(capacities, default=None), dark=is_dark)
+        devices_heat_map(
+            rows,
+            capacity=max(capacities, default=None),
+            dark=is_dark,
+            buckets=max(1, min(_HEAT_MAP_CELLS, cells)),
+        )
         for is_dark in (False, True)
     )
     figures["devices"] = light, dark
@@ -182,9 +214,8 @@ def _chart(name: str, height: int, label: str) -> str:
 
 def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figures: Figures) -> str:
     number = _id(device)
-    title = f"<h2>{text(device.label)}</h2>"
     if device.peak is None:
-        return f'{title}<p class="note">No step has been recorded yet.</p>'
+        return '<p class="note">No step has been recorded yet.</p>'
     prediction = device.prediction(PredictionMethod.ANALYTIC)
     predicted = None if prediction is None else prediction.peak
     table = reader.steps(found.run.id, number, max_rows=CHART_ROWS)
@@ -198,7 +229,6 @@ def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
     )
     figures[f"steps-{number}"] = light, dark
     parts = [
-        title,
         f'<p class="note">on {text(device.device.host)}; each step at its own peak'
         f"{_rollup_note(table.level)}</p>",
         _chart(f"steps-{number}", 430, "Memory by class over the steps"),
@@ -269,13 +299,14 @@ def _inside(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
 def _settings(run: RunInfo) -> str:
     parts = ["<h2>Settings</h2>"]
     if run.settings:
-        parts.append(mapping_table(shareable(run.settings)))
+        parts.append(f'<div class="values">{mapping_table(shareable(run.settings))}</div>')
     else:
         parts.append('<p class="note">No setting has been recorded.</p>')
     if run.environment:
         parts.append(
             "<details><summary>Environment</summary>"
-            f"{mapping_table(shareable(run.environment), 'Fact')}</details>"
+            '<div class="values">'
+            f"{mapping_table(shareable(run.environment), 'Fact')}</div></details>"
         )
     return "".join(parts)
 
