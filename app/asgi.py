@@ -8,7 +8,6 @@ from __future__ import annotations
 import streamlit as st
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-
 from vramscope.app.headers import SecurityHeaders
 from vramscope.app.routes import ROUTES
 from vramscope.app.serve import ADDRESS

@@ -209,15 +209,15 @@ def _levels(
     yref = axes.get("yref", "y")
     if predicted is not None and predicted.allocated:
         y = predicted.allocated / unit.bytes
-        shapes.append(level_line(y, colours.background, "solid", 4, opacity=0.7, **axes))
-        shapes.append(level_line(y, colours.text, "dash", 1.8, **axes))
+        shapes.append(level_line(y, colours.background, "solid", 4, opacity=0.7) | axes)
+        shapes.append(level_line(y, colours.text, "dash", 1.8) | axes)
         text = sized("predicted", predicted.allocated)
         labels.append(level_label(dark, text, y, colours.text, yref=yref))
     if capacity:
         text = sized("capacity", capacity)
         if capacity <= top:
             y = capacity / unit.bytes
-            shapes.append(level_line(y, colours.capacity, "longdash", **axes))
+            shapes.append(level_line(y, colours.capacity, "longdash") | axes)
             place = {"x": 0, "xanchor": "left", "yref": yref}
             labels.append(level_label(dark, text, y, colours.capacity, **place))
         else:
@@ -330,7 +330,12 @@ _NARROW: dict[str, Any] = {
 
 
 def two_runs_over_steps(
-    a: RunSeries, b: RunSeries, *, which: Which = "peak", dark: bool = False
+    a: RunSeries,
+    b: RunSeries,
+    *,
+    which: Which = "peak",
+    dark: bool = False,
+    revision: str = "compare",
 ) -> Figure:
     """Two runs side by side, on the same memory axis and the same steps."""
     if not len(a.table) and not len(b.table):
@@ -340,7 +345,7 @@ def two_runs_over_steps(
     capacities = [c for c in (a.capacity, b.capacity) if c]
     top = _top(tables, which, max(capacities, default=None), predicted)
     unit = unit_for(top / 1.1)
-    layout = base_layout(dark, revision="compare")
+    layout = base_layout(dark, revision=revision)
     traces: list[Trace] = []
     seen: set[str] = set()
     last = max((t.columns["step"][-1] for t in tables if len(t)), default=1)
@@ -431,7 +436,7 @@ def devices_heat_map(
                 cells[at] = value
         grid.append(cells)
     high = largest(*grid)
-    low = min((v for row in grid for v in row if v is not None), default=0)
+    low: float = min((v for row in grid for v in row if v is not None), default=0)
     unit = unit_for(high)
     if capacity and high >= 0.5 * capacity:
         low, high = 0.5 * capacity, max(capacity, high)

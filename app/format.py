@@ -105,7 +105,7 @@ def relative_error(predicted: int | None, measured: int | None) -> float | None:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration for reading: ``310 µs``, ``12.5 ms``, ``3.2 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    """A duration: ``310 µs``, ``12.5 ms``, ``3.2 s``, ``4 min 05 s``, ``2 h 10 min``."""
     if seconds is None:
         return UNKNOWN
     if seconds < 1e-3:

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-
 from vramscope.app.chart_component import PLOTLY_ROUTE
 from vramscope.app.format import plain
 from vramscope.storage.errors import RunNotFound, StorageError

@@ -1,0 +1,268 @@
+"""Blocks of HTML for the pages: header, cards and small tables. Pure: values in, a string out.
+
+Every string that comes from a run passes through :func:`text`, which leaves no markup in it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vramscope.storage.records import Event, EventKind, MemoryUse, RunInfo, RunStatus
+
+from .format import (
+    CLASS_COLOURS,
+    CLASS_HELP,
+    CLASS_LABELS,
+    PHASE_LABELS,
+    STACK,
+    STATUS_HELP,
+    STATUS_LABELS,
+    UNKNOWN,
+    percent,
+    plain,
+    setting,
+    size,
+    whole_bytes,
+)
+
+Tone = Literal["", "good", "warn", "bad"]
+
+_STATUS_TONE: dict[RunStatus, str] = {
+    RunStatus.RUNNING: "live",
+    RunStatus.COMPLETED: "good",
+    RunStatus.FAILED: "bad",
+    RunStatus.INTERRUPTED: "warn",
+    RunStatus.OUT_OF_MEMORY: "bad",
+    RunStatus.STALE: "warn",
+}
+
+STYLE = """<style>
+.vs-head h1 { font-size: 1.75rem; font-weight: 650; line-height: 1.2; margin: 0; padding: 0;
+  overflow-wrap: anywhere; }
+.vs-line { display: flex; flex-wrap: wrap; gap: .35rem .9rem; align-items: center;
+  margin-top: .5rem; opacity: .85; font-size: .9rem; }
+.vs-badge { display: inline-flex; align-items: center; gap: .4rem; padding: .1rem .6rem;
+  border-radius: 999px; font-size: .8rem; font-weight: 600; border: 1px solid currentColor; }
+.vs-badge::before { content: ""; width: .5rem; height: .5rem; border-radius: 50%;
+  background: currentColor; }
+.vs-live { color: #1F8FD6; } .vs-good { color: #00875F; }
+.vs-warn { color: #B97700; } .vs-bad { color: #D43F3A; }
+.vs-live::before { animation: vs-pulse 1.6s ease-in-out infinite; }
+@keyframes vs-pulse { 50% { opacity: .25; } }
+@media (prefers-reduced-motion: reduce) { .vs-live::before { animation: none; } }
+.vs-cards { display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
+.vs-card { border: 1px solid rgba(128,140,160,.3); border-radius: .5rem; padding: .7rem .9rem;
+  min-width: 0; }
+.vs-card .k { font-size: .82rem; opacity: .75; }
+.vs-card .v { font-size: 1.55rem; font-weight: 600; line-height: 1.25; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+.vs-card .n { font-size: .82rem; opacity: .85; overflow-wrap: anywhere; }
+.vs-card .n.vs-good, .vs-card .n.vs-bad, .vs-card .n.vs-warn { opacity: 1; font-weight: 600; }
+.vs-scroll { overflow-x: auto; }
+.vs-table { border-collapse: collapse; width: 100%; font-size: .88rem; }
+.vs-table th { text-align: left; font-weight: 600; opacity: .75; font-size: .8rem; }
+.vs-table th, .vs-table td { padding: .3rem .6rem .3rem 0; vertical-align: top;
+  border-bottom: 1px solid rgba(128,140,160,.22); }
+.vs-table td { overflow-wrap: anywhere; }
+.vs-table .r { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }
+.vs-table .w { white-space: nowrap; overflow-wrap: normal; }
+.vs-table tr.t td { font-weight: 600; border-top: 1px solid rgba(128,140,160,.5); }
+.vs-table code { font-size: .82rem; overflow-wrap: anywhere; background: none; padding: 0;
+  color: inherit; }
+.vs-table [title] { cursor: help; }
+.vs-swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
+  margin-right: .45rem; vertical-align: -.05rem; }
+.vs-quiet { opacity: .7; }
+.vs-verdict { border-left: 4px solid #0072B2; padding: .5rem .9rem; font-size: 1.08rem;
+  line-height: 1.45; overflow-wrap: anywhere; background: rgba(128,140,160,.10);
+  border-radius: 0 .5rem .5rem 0; }
+</style>"""
+
+
+def text(value: object, limit: int = 400) -> str:
+    """Any value as text that HTML cannot mistake for markup."""
+    return html.escape(plain(str(value), limit))
+
+
+def badge(status: RunStatus) -> str:
+    """A run's status with its meaning on hover."""
+    return (
+        f'<span class="vs-badge vs-{_STATUS_TONE[status]}" title="{STATUS_HELP[status]}">'
+        f"{STATUS_LABELS[status]}</span>"
+    )
+
+
+def header(run: RunInfo, facts: Iterable[str]) -> str:
+    """A run's name, status and a line of facts."""
+    line = "".join(f"<span>{text(fact)}</span>" for fact in facts)
+    message = ""
+    if run.status_message:
+        message = f'<div class="vs-line">{text(run.status_message, 600)}</div>'
+    return (
+        f'<div class="vs-head"><h1>{text(run.name, 120)}</h1>'
+        f'<div class="vs-line">{badge(run.status)}{line}</div>{message}</div>'
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One figure of a page: what it is, its value, and a note under it."""
+
+    label: str
+    value: str
+    note: str = ""
+    help: str = ""
+    tone: Tone = ""
+
+
+def cards(shown: Sequence[Card]) -> str:
+    """Cards in a row that wraps."""
+    parts = []
+    for card in shown:
+        tone = f" vs-{card.tone}" if card.tone else ""
+        parts.append(
+            f'<div class="vs-card" title="{text(card.help)}">'
+            f'<div class="k">{text(card.label)}</div>'
+            f'<div class="v">{text(card.value)}</div>'
+            f'<div class="n{tone}">{text(card.note)}</div></div>'
+        )
+    return f'<div class="vs-cards">{"".join(parts)}</div>'
+
+
+def _table(head: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
+    columns = "".join(
+        f'<th class="r">{text(name)}</th>' if right else f"<th>{text(name)}</th>"
+        for name, right in head
+    )
+    body = "".join(rows)
+    return (
+        f'<div class="vs-scroll"><table class="vs-table"><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _name(line: str) -> str:
+    """A line of the books with its colour and its sentence."""
+    colour = CLASS_COLOURS.get(line)
+    swatch = f'<span class="vs-swatch" style="background:{colour}"></span>' if colour else ""
+    return f'<span title="{text(CLASS_HELP[line])}">{swatch}{CLASS_LABELS[line]}</span>'
+
+
+def _cells(values: Iterable[tuple[str, str]]) -> str:
+    return "".join(f'<td class="r" title="{hint}">{shown}</td>' for shown, hint in values)
+
+
+def _size_cell(value: int | None, *, signed: bool = False) -> tuple[str, str]:
+    return size(value, signed=signed), whole_bytes(value)
+
+
+def _residual(measured: int | None, predicted: int | None) -> list[tuple[str, str]]:
+    if measured is None or predicted is None:
+        return [(UNKNOWN, ""), (UNKNOWN, "")]
+    difference = measured - predicted
+    share = None if measured == 0 else difference / measured
+    shown = "0 B" if difference == 0 else size(difference, signed=True)
+    return [
+        (shown, whole_bytes(difference)),
+        (percent(share, signed=True) if measured else UNKNOWN, ""),
+    ]
+
+
+def books_lines(*books: MemoryUse | None) -> list[str]:
+    """The lines worth a row: what any of the books holds, in the order of the stack."""
+    return [n for n in STACK if any(b is not None and getattr(b, n) for b in books)]
+
+
+def residual_table(measured: MemoryUse, predicted: MemoryUse | None) -> str:
+    """Measured beside predicted by class; the residual is measured minus predicted."""
+    rows = []
+    for line in [*books_lines(measured, predicted), "allocated", "reserved"]:
+        mine = getattr(measured, line)
+        theirs = None if predicted is None else getattr(predicted, line)
+        if line == "reserved" and mine is None and theirs is None:
+            continue
+        total = ' class="t"' if line == "allocated" else ""
+        values = [_size_cell(mine), _size_cell(theirs), *_residual(mine, theirs)]
+        rows.append(f"<tr{total}><td>{_name(line)}</td>{_cells(values)}</tr>")
+    head = [
+        ("Class", False),
+        ("Measured", True),
+        ("Predicted", True),
+        ("Residual", True),
+        ("of measured", True),
+    ]
+    return _table(head, rows)
+
+
+def difference_table(a: MemoryUse, b: MemoryUse) -> str:
+    """Two runs' books by class and what B holds more."""
+    rows = []
+    for line in [*books_lines(a, b), "allocated", "reserved"]:
+        left, right = getattr(a, line), getattr(b, line)
+        if line == "reserved" and left is None and right is None:
+            continue
+        delta = None if left is None or right is None else right - left
+        total = ' class="t"' if line == "allocated" else ""
+        shown = ("0 B", "0 B") if delta == 0 else _size_cell(delta, signed=True)
+        values = [_size_cell(left), _size_cell(right), shown]
+        rows.append(f"<tr{total}><td>{_name(line)}</td>{_cells(values)}</tr>")
+    return _table([("Class", False), ("A", True), ("B", True), ("B − A", True)], rows)
+
+
+def mapping_table(values: Mapping[str, object], name: str = "Setting") -> str:
+    """A flat mapping: names as recorded, values as text."""
+    rows = (
+        f"<tr><td>{text(key)}</td><td>{text(setting(value))}</td></tr>"
+        for key, value in values.items()
+    )
+    return _table([(name, False), ("Value", False)], rows)
+
+
+def differing_table(differing: Mapping[str, tuple[object, object]]) -> str:
+    """The settings that are not equal, with both values."""
+    rows = (
+        f"<tr><td>{text(key)}</td><td>{text(setting(a))}</td><td>{text(setting(b))}</td></tr>"
+        for key, (a, b) in differing.items()
+    )
+    return _table([("Setting", False), ("A", False), ("B", False)], rows)
+
+
+_EVENT_TONE = {EventKind.OOM: "bad", EventKind.WARNING: "warn", EventKind.LEAK: "warn"}
+_EVENT_LABELS = {
+    EventKind.OOM: "Out of memory",
+    EventKind.LEAK: "Leak",
+    EventKind.SPIKE: "Spike",
+    EventKind.NOTE: "Note",
+    EventKind.WARNING: "Warning",
+}
+
+
+def events_table(events: Sequence[Event]) -> str:
+    """What happened beside the steps."""
+    rows = []
+    for event in events:
+        tone = _EVENT_TONE.get(event.kind, "")
+        where = UNKNOWN if event.step is None else f"{event.step:,}"
+        phase = "" if event.phase is None else f" · {PHASE_LABELS[event.phase]}"
+        rows.append(
+            f'<tr><td class="r">{where}</td>'
+            f'<td class="vs-{tone}">{_EVENT_LABELS[event.kind]}</td>'
+            f'<td>{text(event.message, 1000)}<span class="vs-quiet">{phase}</span></td>'
+            f'<td class="r">{size(event.bytes)}</td></tr>'
+        )
+    head = [("Step", True), ("Kind", False), ("What", False), ("Size", True)]
+    return _table(head, rows)
+
+
+def classes_help() -> str:
+    """Every class with its colour and one sentence."""
+    rows = (
+        f"<tr><td class='w'>{_name(line)}</td><td>{text(CLASS_HELP[line])}</td></tr>"
+        for line in CLASS_LABELS
+    )
+    return _table([("Name", False), ("What it is", False)], rows)

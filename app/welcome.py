@@ -1,0 +1,56 @@
+"""What stands on every page before there is a run to show, and when the store cannot be read."""
+
+from __future__ import annotations
+
+import streamlit as st
+from vramscope.storage.errors import StorageError, StoreNotFound
+
+from . import blocks, data
+from .format import md
+
+_HOOK = """from vramscope.profiler import MemoryProfiler
+
+with MemoryProfiler(model, optimizer, run_name="my first run"):
+    for batch in loader:          # your loop, unchanged
+        loss = model(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def style() -> None:
+    """Put the blocks' style sheet on the page."""
+    st.html(blocks.STYLE)
+
+
+def has_runs() -> bool:
+    """Whether there is a run to show; if not, the page says how to record one or what is wrong."""
+    try:
+        total = data.reader().runs(limit=1).total
+    except StoreNotFound:
+        total = 0
+    except StorageError as error:
+        st.error(md(str(error), 600))
+        return False
+    if total == 0:
+        first_run()
+    return total > 0
+
+
+def first_run() -> None:
+    """How to record a first run, three ways, each to copy."""
+    st.subheader("No run recorded yet", anchor=False)
+    st.text(f"This page shows {data.store_label()}. A run appears here as soon as it has begun.")
+    left, middle, right = st.columns(3, gap="medium")
+    with left, st.container(border=True, height="stretch"):
+        st.markdown("**See it at work.** Train a small GPT for a minute, from the clone's folder.")
+        st.code("make demo", language="bash")
+    with middle, st.container(border=True, height="stretch"):
+        st.markdown("**Watch a script as it is.** Nothing in it needs to change.")
+        st.code("vramscope run train.py", language="bash")
+    with right, st.container(border=True, height="stretch"):
+        st.markdown("**Put the hook around a loop.** Steps are found on their own.")
+        st.code(_HOOK, language="python")
+    with st.expander("What the classes of memory mean"):
+        st.html(blocks.classes_help())
