@@ -69,7 +69,7 @@ class StoreUnavailable(StorageError):
     """A store that cannot be opened: a wrong URL, no permission, an unreachable server."""
 
     def __init__(self, where: str, reason: str, remedy: str) -> None:
-        self.where, self.reason = where, reason
+        self.where, self.reason, self.remedy = where, reason, remedy
         super().__init__(f"Cannot open the store {where}: {reason.rstrip('. ')}. {remedy}")
 
 

@@ -66,6 +66,8 @@ def is_outage(error: BaseException) -> bool:
 
 def explain(error: BaseException) -> tuple[str, str]:
     """Reason and remedy, each a phrase for a person."""
+    if isinstance(error, StoreUnavailable):
+        return error.reason, error.remedy
     code = sqlite_code(error)
     if code in _SQLITE_REASONS:
         return _SQLITE_REASONS[code]

@@ -203,13 +203,16 @@ class RunLedger:
             values = run_values(run) | {"heartbeat_at": _now()}
             make = sqlite.insert if self._path is not None else postgresql.insert
             entered = connection.execute(
-                make(runs).values(values).on_conflict_do_nothing(index_elements=["id"])
-            ).rowcount
+                make(runs)
+                .values(values)
+                .on_conflict_do_nothing(index_elements=["id"])
+                .returning(runs.c.id)
+            ).first()
             if run_devices:
                 self._rank = min(device.rank for device in run_devices)
             for position, device in enumerate(run_devices):
                 self._device_ids[position] = self._enter_device(connection, device)
-            if not entered and self._rank == self._lowest_rank(connection):
+            if entered is None and self._rank == self._lowest_rank(connection):
                 connection.execute(
                     update(runs)
                     .where(runs.c.id == self._run_id, runs.c.status != RunStatus.RUNNING.value)
@@ -325,7 +328,11 @@ class RunLedger:
         values: dict[str, Any] = {"heartbeat_at": _now()}
         if lost:
             values["lost_records"] = runs.c.lost_records + lost
-        connection.execute(update(runs).where(runs.c.id == self._run_id).values(values))
+        changed = connection.execute(
+            update(runs).where(runs.c.id == self._run_id).values(values)
+        ).rowcount
+        if not changed:
+            raise StoreGone(self.where, f"the run {self._run_id} was deleted from it")
 
     def _connect(self) -> Connection:
         if self._connection is None:

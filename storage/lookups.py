@@ -116,11 +116,7 @@ def change_token(connection: Connection, run_id: str, where: str) -> tuple[objec
             ).scalar()
         )
     marks.append(
-        connection.execute(
-            select(func.count(), func.max(events.c.id)).where(events.c.run_id == run_id)
-        )
-        .one()
-        ._tuple()
+        connection.execute(select(func.max(events.c.id)).where(events.c.run_id == run_id)).scalar()
     )
     described = replace(info, heartbeat_at=None)
     return (repr(described), *marks)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine import normalise_url
-from .errors import StorageError, StorageWarning
+from .errors import StorageWarning
 from .failures import explain, is_busy, is_outage
 from .ledger import Item, NewDevice, RunChange, RunLedger, StoreGone
 from .records import DeviceInfo, Record, RunInfo, RunStatus
@@ -34,6 +34,7 @@ BATCH = 2_000
 HEARTBEAT_S = 2.0
 CLOSE_TIMEOUT_S = 10.0
 _LONGEST_PAUSE_S = 5.0
+_CLOSING_PAUSE_S = 0.05
 _PATIENCE_S = 30.0
 _CHANGEABLE = frozenset({"name", "settings", "environment", "world_size", "status_message"})
 
@@ -45,6 +46,7 @@ class _Barrier:
 
     def __init__(self) -> None:
         self.reached = threading.Event()
+        self.stored = False
 
 
 class RunWriter:
@@ -77,6 +79,8 @@ class RunWriter:
     ) -> None:
         if not flush_interval_s > 0:
             raise ValueError(f"flush_interval_s must be above 0, not {flush_interval_s}")
+        if not 0 < len(run.id) <= 64:
+            raise ValueError(f"a run's id has 1 to 64 characters, not {len(run.id)}: {run.id!r}")
         self.url = normalise_url(url)
         self.run_id = run.id
         self.failed: str | None = None
@@ -90,6 +94,7 @@ class RunWriter:
         self._lock = threading.Lock()
         self._accepting = False
         self._abandoned = False
+        self._ended = False
         self._warned = False
         self._gone = False
         self._failing_since: float | None = None
@@ -120,6 +125,8 @@ class RunWriter:
 
     def add_device(self, device: DeviceInfo) -> int:
         """Add a device that was found later; returns its position for records."""
+        if self._abandoned:
+            return self._positions
         with self._lock:
             position = self._positions
             self._positions += 1
@@ -154,7 +161,7 @@ class RunWriter:
         barrier = _Barrier()
         self._queue.append(barrier)
         self._wake.set()
-        return barrier.reached.wait(timeout_s)
+        return barrier.reached.wait(timeout_s) and barrier.stored
 
     def close(self, status: RunStatus, message: str | None = None) -> None:
         """Store what is queued, say how the run ended, and end the thread.
@@ -171,10 +178,13 @@ class RunWriter:
         self._end((status, message))
 
     def _end(self, ending: tuple[RunStatus, str | None] | None) -> None:
-        with self._lock if not self._abandoned else contextlib.nullcontext():
-            if not self._accepting:
+        if self._abandoned:
+            return
+        with self._lock:
+            if self._ended:
                 return
-            self._accepting = False
+            self._ended = True
+        self._accepting = False
         atexit.unregister(self._exit_hook)
         self._ending = ending
         self._deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -209,7 +219,7 @@ class RunWriter:
                 else:
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     if self._deadline is not None:
-                        time.sleep(min(0.05, pause_s))
+                        time.sleep(_CLOSING_PAUSE_S)
         finally:
             self._accepting = False
             self._ledger.dispose()
@@ -219,22 +229,22 @@ class RunWriter:
     def _finish_if_done(self) -> bool:
         """Whether the thread may end: all is stored and said, or the time is up."""
         assert self._deadline is not None
-        late = time.monotonic() > self._deadline or self._gone
-        if (self._queue or self._held) and not late:
+        if self._gone:
+            return True
+        if time.monotonic() > self._deadline:
+            self._give_up()
+            return True
+        if self._queue or self._held:
             return False
-        if not late:
-            try:
-                self._store([])
-                if self._ending is not None:
-                    self._ledger.finish(*self._ending)
-                self._ledger.settle()
-                return True
-            except Exception as error:
-                self._note_failure(error)
-                return False
-        left = len(self._held) + sum(not isinstance(item, _Barrier) for item in self._queue)
-        self._lose(left)
-        self._complain(f"{left} records could not be kept")
+        try:
+            self._store([])
+            if self._ending is not None:
+                self._ledger.finish(*self._ending)
+            self._ledger.settle()
+        except Exception as error:
+            self._note_failure(error)
+            time.sleep(_CLOSING_PAUSE_S)
+            return False
         return True
 
     def _pump(self) -> bool:
@@ -268,17 +278,24 @@ class RunWriter:
 
     def _store_one_by_one(self, error: Exception) -> None:
         """A record that no database takes must not keep the others out."""
+        refusals = 0
         for item in self._held:
             try:
                 self._store([item])
             except Exception as refused:
                 error = refused
-                self._lose(1)
-        self._complain(f"a record was refused ({type(error).__name__}: {error})")
+                refusals += 1
+        self._lose(refusals)
+        first_line = str(error).splitlines()[0] if str(error) else ""
+        self._complain(
+            f"{refusals} record(s) were refused by {self._ledger.where} "
+            f"({type(error).__name__}: {first_line}) and are lost; please report this."
+        )
 
     def _recovered(self) -> None:
         self._failing_since = self.failed = None
         for barrier in self._barriers:
+            barrier.stored = True
             barrier.reached.set()
         self._barriers.clear()
 
@@ -291,37 +308,36 @@ class RunWriter:
             self._failing_since = now
         reason, remedy = explain(error)
         self.failed = f"{reason}. {remedy}"
-        if isinstance(error, StorageError):
-            self.failed = str(error)
-        self._gone = isinstance(error, StoreGone)
-        if not is_busy(error) or now - self._failing_since > _PATIENCE_S:
-            self._complain("the run cannot be written")
-        if self._gone:
+        if isinstance(error, StoreGone):
+            self._gone = True
             self._give_up()
+        elif not is_busy(error) or now - self._failing_since > _PATIENCE_S:
+            self._complain(
+                f"cannot write to {self._ledger.where}: {self.failed} Training goes on; up to "
+                f"{CAPACITY:,} records wait in memory, what comes on top is lost and counted."
+            )
 
     def _give_up(self) -> None:
+        """Nothing more can be stored: count what is left and stop."""
         self._accepting = False
-        left = len(self._held) + sum(not isinstance(item, _Barrier) for item in self._queue)
-        self._lose(left)
-        self._held.clear()
+        waiting = [*self._held, *self._queue]
+        self._barriers += [item for item in waiting if isinstance(item, _Barrier)]
+        self._lose(sum(not isinstance(item, _Barrier) for item in waiting))
+        self._held = []
         self._queue.clear()
-        if self._deadline is None:
-            self._deadline = time.monotonic()
+        self._deadline = self._deadline or time.monotonic()
+        self._complain(
+            f"cannot write to {self._ledger.where}: {self.failed or 'it takes too long.'} Training "
+            f"goes on; {self._lost} records are lost so far, and no more are kept."
+        )
 
     def _complain(self, what: str) -> None:
         """Warn once for a whole run."""
         if self._warned:
             return
         self._warned = True
-        why = f" {self.failed}" if self.failed else ""
         with contextlib.suppress(StorageWarning):  # under -W error the thread must go on
-            warnings.warn(
-                f"vramscope: {what} to {self._ledger.where}.{why} Training goes on; up to "
-                f"{CAPACITY:,} records wait in memory, what comes on top is lost and counted "
-                "in the run.",
-                StorageWarning,
-                stacklevel=2,
-            )
+            warnings.warn(f"vramscope: {what}", StorageWarning, stacklevel=2)
 
 
 def _exit_hook(writer: RunWriter) -> Any:
