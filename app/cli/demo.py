@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import Annotated
 
 import typer
 from vramscope.storage.engine import normalise_url, redacted
-from vramscope.storage.errors import StoreNotFound
-from vramscope.storage.reader import RunReader
 
 from ..serve import ADDRESS
 from . import options, terminal
 from .errors import ProcessFailed
 from .processes import Child, dashboard, stay_until_stopped, wait_until_it_answers
+from .stores import check_recordable
 from .tables import say
 
 EXAMPLES = (
@@ -40,8 +38,7 @@ def demo(
     stops everything that the command has started.
     """
     url = normalise_url(db)
-    with contextlib.suppress(StoreNotFound), RunReader(url):
-        pass
+    check_recordable(url)
     if not ui:
         with _training(url, steps) as training:
             _finish(training.wait())

@@ -29,6 +29,11 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
         sys.stdout.flush()
         return
     target = path.expanduser().resolve()
+    if not target.parent.is_dir():
+        raise OutputNotWritable(
+            f"Cannot write {path}: there is no folder {target.parent}. Make it, or name another "
+            "file with --output."
+        )
     try:
         if target.exists() and not target.is_file():
             if target.is_dir():

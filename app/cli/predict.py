@@ -112,19 +112,27 @@ def _phases(console: Console, prediction: Prediction) -> None:
     scale = Scale.of(largest_of(prediction.peak, *books))
     names = ["step end" if phase is Phase.IDLE else PHASE_LABELS[phase] for phase in order]
     caption = f"{scale.caption}, at each phase's own peak; a phase is not added to another."
-    made = table("Predicted for one device", ("", "Peak", *names), caption=caption)
+    made = table(
+        "Predicted for one device", ("", _peak_heading(prediction), *names), caption=caption
+    )
     add_books(made, (prediction.peak, *books), scale)
     console.print(made)
+    say(console, "", _sentence(prediction))
+
+
+def _peak_heading(prediction: Prediction) -> str:
+    return "Peak" if prediction.peak_phase is not None else "At least"
+
+
+def _sentence(prediction: Prediction) -> str:
     peak = size(prediction.peak.allocated)
-    where = f" in {PHASE_LABELS[prediction.peak_phase]}" if prediction.peak_phase else ""
-    say(console, "", f"Peak: {peak} allocated{where}{_band(prediction)}.")
-
-
-def _band(prediction: Prediction) -> str:
+    if prediction.peak_phase is None:
+        return f"Peak: at least {peak} allocated; a phase that may hold more is not predicted."
     low, high = prediction.peak_low, prediction.peak_high
-    if low is None or high is None or low == high:
-        return ""
-    return f", between {size(low)} and {size(high)} by the software stack"
+    band = ""
+    if low is not None and high is not None and low != high:
+        band = f", between {size(low)} and {size(high)} by the software stack"
+    return f"Peak: {peak} allocated in {PHASE_LABELS[prediction.peak_phase]}{band}."
 
 
 def _terms(console: Console, prediction: Prediction) -> None:

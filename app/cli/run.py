@@ -12,6 +12,7 @@ from vramscope.storage.engine import ENVIRONMENT_VARIABLE, normalise_url
 
 from . import options
 from .errors import ScriptNotFound
+from .stores import check_recordable
 
 EXAMPLES = (
     "vramscope run train.py",
@@ -41,6 +42,7 @@ def run(
     """
     url = normalise_url(db)
     _check(script)
+    check_recordable(url)
     launch = [sys.executable, "-m", "vramscope.profiler.launch"]
     launch += ["--name", name] if name is not None else []
     sys.stdout.flush()

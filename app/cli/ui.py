@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from vramscope.storage.engine import normalise_url, redacted
-from vramscope.storage.errors import StoreNotFound
-from vramscope.storage.reader import RunReader
 
 from ..serve import ADDRESS
 from . import options, terminal
 from .processes import dashboard, stay_until_stopped, wait_until_it_answers
+from .stores import check_readable
 from .tables import say
 
 EXAMPLES = ("vramscope ui", "vramscope ui --db runs.db --port 8600")
@@ -22,8 +19,7 @@ def ui(port: options.Port = 8501, db: options.Db = None) -> None:
     A store that is not there yet is fine: the first page says how to record a run.
     """
     url = normalise_url(db)
-    with contextlib.suppress(StoreNotFound), RunReader(url):
-        pass
+    check_readable(url)
     served = dashboard(url, port)
     with served:
         wait_until_it_answers(served, port)
