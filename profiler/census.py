@@ -7,7 +7,7 @@ It keeps no tensor, module or optimizer alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -57,9 +57,12 @@ class Census:
         self._block_bytes = block_bytes
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._masters: list[weakref.ref[torch.Tensor]] = []
-        self._fingerprint: tuple[int, ...] | None = None
+        self._others: list[weakref.ref[torch.Tensor]] = []
+        self._fingerprint: tuple[Hashable, ...] | None = None
         self._volatile = True
         self._held: dict[torch.device, HeldBytes] = {}
+        self.counts = 0
+        """How often storages were counted anew."""
         self.refresh()
 
     def add(
@@ -91,11 +94,15 @@ class Census:
                     (masters if copy else owned).append(parameter)
         self._parameters = [weakref.ref(parameter) for parameter in owned]
         self._masters = [weakref.ref(parameter) for parameter in masters]
+        optimized = {
+            id(p) for o in _alive(self._optimizers) for g in o.param_groups for p in g["params"]
+        }
+        self._others = [weakref.ref(p) for p in owned if p.requires_grad and id(p) not in optimized]
         self._fingerprint = None
 
     def devices(self) -> list[torch.device]:
-        """Devices that hold parameters, the accelerator's first."""
-        found = {parameter.device for parameter in _alive(self._parameters)}
+        """Devices that hold parameters, accelerators first; from the last count."""
+        found = [d for d, held in self.held().items() if MemoryClass.PARAMETERS in held.classes]
         return sorted(
             (d for d in found if d.type in self._block_bytes),
             key=lambda d: (d.type == "cpu", d.index or 0),
@@ -109,17 +116,23 @@ class Census:
             self._fingerprint = fingerprint
         return self._held
 
-    def _take_fingerprint(self) -> tuple[int, ...]:
-        gradients = 0
-        for reference in self._parameters:
-            parameter = reference()
-            if parameter is not None and parameter.grad is not None:
-                gradients += 1
-        return (gradients, *(len(o.state) for o in _alive(self._optimizers)))
+    def _take_fingerprint(self) -> tuple[Hashable, ...]:
+        """What changes whenever the count can: called at every step, so it must be cheap."""
+        found: list[Hashable] = []
+        for optimizer in _alive(self._optimizers):
+            found.append(len(optimizer.state))
+            for group in optimizer.param_groups:
+                parameters = group["params"]
+                found.append(len([1 for p in parameters if p.grad is not None]))
+                if parameters:
+                    found += (parameters[0].dtype, parameters[0].device)
+        found.append(len([1 for p in _alive(self._others) if p.grad is not None]))
+        return tuple(found)
 
     def _count(self) -> dict[torch.device, HeldBytes]:
         counted: dict[torch.device, HeldBytes] = {}
         self._volatile = False
+        self.counts += 1
         for holding in self.holdings():
             device = holding.storage.device
             block = self._block_bytes.get(device.type, 1)

@@ -57,7 +57,7 @@ class DetailStep:
             if tracked is not None:
                 tracked.memory_class = holding.memory_class
         self._ranges.install()
-        self._tracker.__enter__()
+        self._tracker.__enter__()  # type: ignore[no-untyped-call]
 
     def phase_begins(self, phase: Phase) -> None:
         """Marks the place in the log."""
@@ -116,7 +116,7 @@ class DetailStep:
         self._ranges.remove()
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._tracker:
-            self._tracker.__exit__(None, None, None)
+            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self._tracker.silent = True
 

@@ -88,6 +88,14 @@ class Hooks:
         after = module.register_forward_hook(self._forward_ends, always_call=True)
         self._removers += [before.remove, after.remove]
 
+    def pause(self) -> None:
+        """Hears nothing until :meth:`resume`; the hooks stay in place."""
+        self._active = False
+
+    def resume(self) -> None:
+        """Hears again."""
+        self._active = True
+
     def remove(self) -> None:
         """Takes every hook off."""
         self._active = False
@@ -125,7 +133,8 @@ class Hooks:
             self._tell(self._listener.optimizer_ends, optimizer)
 
     def _wrap_backward(self) -> Callable[[], None]:
-        engine = torch.autograd._engine_run_backward
+        owner: Any = torch.autograd
+        engine = owner._engine_run_backward
 
         @functools.wraps(engine)
         def run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +155,7 @@ class Hooks:
                 self._tell(self._listener.backward_ends, accumulates=accumulates)
 
         ours = torch.compiler.disable(run_backward)
-        return _replace(torch.autograd, "_engine_run_backward", ours)
+        return _replace(owner, "_engine_run_backward", ours)
 
     def _wrap_scaler(self) -> Callable[[], None]:
         step = GradScaler.step

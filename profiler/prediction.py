@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,10 @@ class Predictor:
 
     def saw_call(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """A root module is called with shapes not seen before."""
+        if self._left:
+            self._guarded(self._note_call, args, kwargs)
+
+    def _note_call(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         from .frameworks.live import batch_shape
 
         batch = batch_shape(args, kwargs)
@@ -59,8 +63,11 @@ class Predictor:
             return
         self._due = False
         self._left -= 1
+        self._guarded(self._predict, models, optimizers, devices)
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._predict(models, optimizers, devices)
+            work(*arguments)
         except Exception as fault:
             self._left = 0
             warnings.warn(
@@ -100,4 +107,4 @@ class Predictor:
 
 
 def _tokens(batch: BatchShape) -> int:
-    return batch.micro_batch * batch.sequence
+    return batch.micro_batch * (batch.sequence or 1)

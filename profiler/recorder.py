@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from vramscope.storage.records import (
-    MemoryClass,
-    MemoryUse,
     ModuleRecord,
     Phase,
     PhaseRecord,
@@ -19,49 +16,18 @@ from vramscope.storage.records import (
 )
 
 from .activations import saved_bytes
-from .books import Interval, Profile, census_books, end_books, phase_books
+from .books import Profile
 from .census import Census, HeldBytes
 from .config import ProfilerConfig
 from .detail import DetailStep
-from .devices.source import AllocatorReading, DriverReading, MemorySource
+from .device_recorder import DeviceRecorder, StepBooks
+from .devices.source import MemorySource
 from .phases import LoopTracker
-from .replay import PhaseBooks
 from .storages import storages_of, tensors_in
 
-_KEPT_PROFILES = 64
 _KEPT_SHAPES = 1_000
 # A step of a kind not seen before is followed in detail, but not more often than this.
 _DETAIL_GAP = 10
-
-
-class DeviceRecorder:
-    """What is known of one device: its source, this step's intervals, detail steps' profiles."""
-
-    def __init__(self, source: MemorySource, position: int) -> None:
-        self.source = source
-        self.position = position
-        self.intervals: list[Interval] = []
-        self.walked = 0
-        self.driver = DriverReading()
-        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
-
-    def remember(self, kind: Hashable, profile: Profile) -> None:
-        """Keeps what a detail step found, for steps of the same kind."""
-        self._profiles[kind] = profile
-        self._profiles.move_to_end(kind)
-        if len(self._profiles) > _KEPT_PROFILES:
-            self._profiles.popitem(last=False)
-
-    def knows(self, kind: Hashable) -> bool:
-        """Whether a detail step of this kind was seen."""
-        return kind in self._profiles
-
-    def recall(self, kind: Hashable) -> Profile | None:
-        """The profile of this kind of step, else the newest of any kind."""
-        known = self._profiles.get(kind)
-        if known is None and self._profiles:
-            known = next(reversed(self._profiles.values()))
-        return known
 
 
 class StepRecorder:
@@ -216,7 +182,7 @@ class StepRecorder:
         kind = (tuple(self._kind), micro_steps, skipped)
         for device, recorder in self._devices.items():
             self._record(recorder, held.get(device, HeldBytes()), kind, micro_steps, skipped, ended)
-            recorder.intervals.clear()
+        self._current = None
         if self._detail is not None:
             self._detail.forget()
             self._detail = None
@@ -239,10 +205,8 @@ class StepRecorder:
             else:
                 self._walk = True
                 self._last_detail = self._step
-        self._close_interval()
         for recorder in self._devices.values():
-            recorder.intervals.clear()
-            recorder.walked = 0
+            recorder.begin_step()
         self._started_ns = time.time_ns()
         self._began = time.perf_counter_ns()
         self._current = None
@@ -253,10 +217,9 @@ class StepRecorder:
         return self._detail_wanted and self._step - self._last_detail >= _DETAIL_GAP
 
     def _close_interval(self) -> None:
-        for recorder in self._devices.values():
-            reading = recorder.source.read()
-            if reading.allocated is not None and self._current is not None:
-                recorder.intervals.append(Interval(self._current, reading))
+        if self._current is not None:
+            for recorder in self._devices.values():
+                recorder.end_interval(self._current)
 
     def _walk_graph(self, roots: Sequence[Any]) -> None:
         others = {h.storage._cdata for h in self._census.holdings()}
@@ -282,15 +245,7 @@ class StepRecorder:
         skipped: bool,
         ended: int,
     ) -> None:
-        reading = recorder.intervals[-1].reading if recorder.intervals else AllocatorReading()
-        profile = self._own_profile(recorder, held)
-        own = profile is not None
-        if profile is not None:
-            recorder.remember(kind, profile)
-        else:
-            self._detail_wanted |= not recorder.knows(kind)
-            profile = recorder.recall(kind)
-        phase, peak = self._peak(recorder, held, profile, own=own)
+        books = self._close_books(recorder, held, kind)
         self._write(
             StepRecord(
                 device=recorder.position,
@@ -300,59 +255,17 @@ class StepRecorder:
                 micro_steps=micro_steps,
                 skipped=skipped,
                 detail=self._detail is not None,
-                carried=not own and profile is not None,
-                end=end_books(held, profile, reading),
-                peak=peak,
-                peak_phase=phase,
+                carried=books.carried,
+                end=books.end,
+                peak=books.peak,
+                peak_phase=books.peak_phase,
                 master_weights=held.master_weights,
-                requested=max(
-                    (i.reading.peak_requested or 0 for i in recorder.intervals), default=None
-                ),
+                requested=recorder.peak_requested,
                 device_used=recorder.driver.device_used,
                 process_used=recorder.driver.process_used,
             )
         )
-
-    def _own_profile(self, recorder: DeviceRecorder, held: HeldBytes) -> Profile | None:
-        device = recorder.source.device
-        if self._detail is not None:
-            phases, end = self._detail.books(device)
-            for path, size in sorted(self._detail.modules(device).items()):
-                self._write(
-                    ModuleRecord(
-                        device=recorder.position, step=self._step, module=path, activations=size
-                    )
-                )
-            return Profile(tuple(phases), end)
-        if self._walk and recorder.walked:
-            classes = dict(held.classes)
-            classes[MemoryClass.ACTIVATIONS] = recorder.walked
-            return Profile(
-                (
-                    PhaseBooks(Phase.FORWARD, 0.0, sum(classes.values()), classes),
-                    PhaseBooks(Phase.OPTIMIZER, 0.0, 0, dict(held.classes)),
-                )
-            )
-        return None
-
-    def _peak(
-        self, recorder: DeviceRecorder, held: HeldBytes, profile: Profile | None, *, own: bool
-    ) -> tuple[Phase, MemoryUse]:
-        if profile is None:
-            return max(census_books(held, recorder.intervals), key=lambda b: b[1].allocated or 0)
-        books = phase_books(profile, recorder.intervals, None if own else held)
-        if own and self._detail is not None:
-            self._write_phases(recorder, books)
-        phase, peak = max(
-            (b for b in books if b[0].phase is not Phase.EVAL),
-            key=lambda b: b[1].allocated or 0,
-        )
-        return phase.phase, peak
-
-    def _write_phases(
-        self, recorder: DeviceRecorder, books: Sequence[tuple[PhaseBooks, MemoryUse]]
-    ) -> None:
-        for sequence, (phase, peak) in enumerate(books):
+        for sequence, (phase, peak) in enumerate(books.phases if self._detail else ()):
             self._write(
                 PhaseRecord(
                     device=recorder.position,
@@ -363,6 +276,22 @@ class StepRecorder:
                     peak=peak,
                 )
             )
+
+    def _close_books(self, recorder: DeviceRecorder, held: HeldBytes, kind: Hashable) -> StepBooks:
+        if self._detail is not None:
+            device = recorder.source.device
+            for path, size in sorted(self._detail.modules(device).items()):
+                self._write(
+                    ModuleRecord(
+                        device=recorder.position, step=self._step, module=path, activations=size
+                    )
+                )
+            phases, end = self._detail.books(device)
+            return recorder.close_detail(kind, Profile(tuple(phases), end), held)
+        if self._walk and recorder.walked:
+            return recorder.close_walked(kind, held)
+        self._detail_wanted |= not recorder.knows(kind)
+        return recorder.close_step(kind, held)
 
     def abandon(self) -> None:
         """Training ended in the middle of a step: lets go of everything."""

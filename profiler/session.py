@@ -78,6 +78,7 @@ class MemoryProfiler:
         self._predictor: Predictor | None = None
         self._hooks: Hooks | None = None
         self._devices: dict[torch.device, int] = {}
+        self._counts = 0
         self._rank, self._world_size = identity.rank_and_world()
         self.run_id: str | None = None
         """Identity of the run once attached, the same on every rank."""
@@ -172,6 +173,11 @@ class MemoryProfiler:
         status, message = ending_of(getattr(sys, "last_value", None))
         self.close(status, message)
 
+    @property
+    def steps(self) -> int:
+        """Steps recorded so far, the open one included."""
+        return self._recorder.step_number if self._recorder is not None else 0
+
     # ---- said by the user
 
     def step(self) -> None:
@@ -250,6 +256,9 @@ class MemoryProfiler:
                 self._living_optimizers(),
                 self._devices,
             )
+        if self._census is None or self._census.counts == self._counts:
+            return
+        self._counts = self._census.counts
         for device, info in self._new_devices():
             if self._writer is not None and self._recorder is not None:
                 position = self._writer.add_device(info)

@@ -46,7 +46,7 @@ class AllocationTracker(TorchDispatchMode):
     """
 
     def __init__(self, block_bytes: dict[str, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._block_bytes = block_bytes
         self._alive: dict[int, TrackedStorage] = {}
         self.computing = False

@@ -9,6 +9,8 @@ from vramscope.storage.records import DeviceInfo
 
 from .source import AllocatorReading, DriverReading
 
+_UNKNOWN = AllocatorReading()
+
 
 class CpuSource:
     """Answers "unknown" to every question; the books are then made of the census alone."""
@@ -22,7 +24,7 @@ class CpuSource:
 
     def read(self) -> AllocatorReading:
         """Nothing is known."""
-        return AllocatorReading()
+        return _UNKNOWN
 
     def driver(self) -> DriverReading:
         """Nothing is known."""

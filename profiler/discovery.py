@@ -1,0 +1,119 @@
+"""Finds the model and the optimizer of a script that was not written for us.
+
+Optimizers are seen as they are made, root modules as they are first called. The first root
+module whose parameters an optimizer holds begins the run, before its first forward has run.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import Optimizer
+
+from .config import ProfilerConfig
+from .hooks import unwrapped
+from .session import MemoryProfiler
+
+# Once so many steps have passed, the loop's modules are known and calls are no longer watched.
+_WATCHED_STEPS = 3
+
+
+class Discovery:
+    """Attaches a profiler to the first training loop that it meets.
+
+    Args:
+        run_name: As for :class:`~vramscope.profiler.MemoryProfiler`.
+        store: As for :class:`~vramscope.profiler.MemoryProfiler`.
+        config: As for :class:`~vramscope.profiler.MemoryProfiler`.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_name: str | None = None,
+        store: str | Path | None = None,
+        config: ProfilerConfig | None = None,
+    ) -> None:
+        self._arguments: dict[str, Any] = {
+            "run_name": run_name,
+            "store": store,
+            "config": config,
+        }
+        self._made: list[weakref.ref[Optimizer]] = []
+        self._depth = 0
+        self._handles: list[Any] = []
+        self._init = Optimizer.__init__
+        self.profiler: MemoryProfiler | None = None
+        """The profiler, once a loop was found."""
+
+    def install(self) -> None:
+        """Begins to look."""
+        original, made = self._init, self._made
+
+        @functools.wraps(original)
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            made.append(weakref.ref(optimizer))
+
+        self._patched = init
+        Optimizer.__init__ = init  # type: ignore[assignment, method-assign]
+        self._handles = [
+            register_module_forward_pre_hook(self._called),
+            register_module_forward_hook(self._returned, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Stops looking; a profiler that was attached stays attached."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if Optimizer.__init__ is getattr(self, "_patched", None):
+            Optimizer.__init__ = self._init  # type: ignore[method-assign]
+
+    def _called(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return
+        self._depth += 1
+        if self._depth == 1 and torch.is_grad_enabled():
+            self._meet(module, args)
+
+    def _returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return
+        self._depth = max(0, self._depth - 1)
+        known = self.profiler is not None and self.profiler.steps >= _WATCHED_STEPS
+        if self._depth == 0 and known:
+            self.remove()
+
+    def _meet(self, module: torch.nn.Module, args: Any) -> None:
+        parameters = {id(p) for p in module.parameters()}
+        if not parameters:
+            return
+        optimizers = self._optimizers_of(parameters)
+        if not optimizers:
+            return
+        if self.profiler is None:
+            self.profiler = MemoryProfiler(module, optimizers, **self._arguments)
+            self.profiler.attach()
+        else:
+            self.profiler.adopt([module], optimizers)
+
+    def _optimizers_of(self, parameters: set[int]) -> list[Optimizer]:
+        found: list[Optimizer] = []
+        for reference in self._made:
+            made = reference()
+            if made is None:
+                continue
+            inner = unwrapped(made)
+            held = (id(p) for group in inner.param_groups for p in group["params"])
+            if all(inner is not known for known in found) and any(h in parameters for h in held):
+                found.append(inner)
+        return found
