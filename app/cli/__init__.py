@@ -12,7 +12,7 @@ from vramscope.storage.errors import StorageError
 
 from . import terminal
 from .commands import app
-from .errors import CommandError, exit_code_of
+from .errors import CommandError, Interrupted, exit_code_of
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="vramscope")
     except (CommandError, StorageError) as error:
-        terminal.complain(str(error))
+        terminal.complain(str(error), mild=isinstance(error, Interrupted))
         sys.exit(exit_code_of(error))
 
 

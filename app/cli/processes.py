@@ -166,12 +166,15 @@ def wait_until_it_answers(child: Child, port: int) -> None:
 
 
 def stay_until_stopped(child: Child) -> None:
-    """Return only when the child has ended on its own, which a dashboard should not.
+    """Return at Ctrl-C, which is how a dashboard ends.
 
     Raises:
-        ProcessFailed: It ended.
+        ProcessFailed: It ended on its own.
     """
-    code = child.wait()
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        return
     raise ProcessFailed(
         f"The dashboard ended with exit code {code}. It said:\n{child.last_lines()}"
     )

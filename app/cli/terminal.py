@@ -29,10 +29,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2))
 
 
-def complain(message: str) -> None:
-    """Print an error, once, the same way everywhere."""
+def complain(message: str, *, mild: bool = False) -> None:
+    """Print an error, once, the same way everywhere; a mild one is no fault of anybody."""
     console = err()
-    console.print("[bold red]vramscope: error:[/]", end=" ", markup=True)
+    head = "vramscope:" if mild else "[bold red]vramscope: error:[/]"
+    console.print(head, end=" ", markup=True)
     console.print(message, soft_wrap=True)
 
 
