@@ -39,7 +39,13 @@ _STATUS_TONE: dict[RunStatus, str] = {
     RunStatus.STALE: "warn",
 }
 
-STYLE = """<style>
+_LIGHT_TONES = "--vs-live: #0B6FB3; --vs-good: #00714F; --vs-warn: #8F5B00; --vs-bad: #B3261E;"
+_DARK_TONES = "--vs-live: #6FBDEE; --vs-good: #3FCF9F; --vs-warn: #F0B84A; --vs-bad: #FF8A80;"
+
+STYLE = (
+    f"<style>:root {{ {_LIGHT_TONES} }} "
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_TONES} }} }}</style>"
+    """<style>
 .vs-head h1 { font-size: 1.75rem; font-weight: 650; line-height: 1.2; margin: 0; padding: 0;
   overflow-wrap: anywhere; }
 .vs-line { display: flex; flex-wrap: wrap; gap: .35rem .9rem; align-items: center;
@@ -48,8 +54,8 @@ STYLE = """<style>
   border-radius: 999px; font-size: .8rem; font-weight: 600; border: 1px solid currentColor; }
 .vs-badge::before { content: ""; width: .5rem; height: .5rem; border-radius: 50%;
   background: currentColor; }
-.vs-live { color: #1F8FD6; } .vs-good { color: #00875F; }
-.vs-warn { color: #B97700; } .vs-bad { color: #D43F3A; }
+.vs-live { color: var(--vs-live); } .vs-good { color: var(--vs-good); }
+.vs-warn { color: var(--vs-warn); } .vs-bad { color: var(--vs-bad); }
 .vs-live::before { animation: vs-pulse 1.6s ease-in-out infinite; }
 @keyframes vs-pulse { 50% { opacity: .25; } }
 @media (prefers-reduced-motion: reduce) { .vs-live::before { animation: none; } }
@@ -82,6 +88,13 @@ STYLE = """<style>
   line-height: 1.45; overflow-wrap: anywhere; background: rgba(128,140,160,.10);
   border-radius: 0 .5rem .5rem 0; }
 </style>"""
+)
+"""For a page that follows the system's mode; :func:`style` is for one with a mode of its own."""
+
+
+def style(dark: bool) -> str:
+    """The style sheet for a page whose theme the reader chose."""
+    return f"{STYLE}<style>:root {{ {_DARK_TONES if dark else _LIGHT_TONES} }}</style>"
 
 
 def text(value: object, limit: int = 400) -> str:

@@ -31,6 +31,9 @@ from .format import (
 
 _DARK_INK = "#10141C"
 _LIGHT_INK = "#FFFFFF"
+_LABEL_FROM = 0.12
+"""Segments of at least this part of the longest bar carry their size."""
+
 _LIGHT_INK_ON = {"parameters", "optimizer_state", "kv_cache", "unattributed"}
 
 
@@ -56,6 +59,7 @@ def measured_beside_predicted(
     dark: bool = False,
     *,
     capacity: int | None = None,
+    legend: bool = True,
 ) -> Figure:
     """Two stacked bars: what was measured at the peak, and hatched what was predicted.
 
@@ -64,6 +68,7 @@ def measured_beside_predicted(
         predicted: The predicted books at the peak, or ``None`` for the measured bar alone.
         dark: Colours for a dark page.
         capacity: Bytes of the device; drawn as a line when it fits the axis.
+        legend: Name the colours; not needed beside a table that does.
     """
     names = _lines(measured, predicted)
     if not names:
@@ -91,29 +96,60 @@ def measured_beside_predicted(
         dragmode=False,
         xaxis=_horizontal_memory_axis(dark, unit, axis_top * 1.16),
         yaxis={"autorange": "reversed", "fixedrange": True, "ticksuffix": "  ", "type": "category"},
-        margin={"l": 84, "r": 16, "t": 34, "b": 44},
+        margin={"l": 84, "r": 16, "t": 34 if legend else 8, "b": 44},
+        showlegend=legend,
     )
-    for label, books, _ in rows:
+    for label, books, hatched in rows:
         layout["annotations"].append(_total_label(label, books.allocated, unit))
+        if hatched:
+            layout["annotations"] += _segment_labels(label, books, names, unit, top, dark)
     if shows_capacity and capacity:
         layout["shapes"] = [_capacity_line(capacity, unit, colours.capacity)]
         layout["annotations"].append(
             level_label(
                 dark,
                 f"capacity {size(capacity)}",
-                1,
+                0.5,
                 colours.capacity,
                 x=capacity / unit.bytes,
                 xref="x",
                 yref="paper",
+                yanchor="middle",
+                yshift=0,
+                xshift=-4,
             )
         )
-    narrow = {
-        "legend": {"y": -0.3, "yanchor": "top", "font": {"size": 11}},
-        "margin": {"l": 74, "r": 8, "t": 16, "b": 130},
-        "height": 330,
-    }
-    return {"data": traces, "layout": layout, "narrow": narrow}
+    height = (150 if predicted is None else 210) + (40 if legend else 0)
+    narrow: dict[str, Any] = {"margin": {"l": 74, "r": 8}}
+    if legend:
+        narrow["legend"] = {"y": -0.3, "yanchor": "top", "font": {"size": 11}}
+        narrow["margin"].update(t=16, b=130)
+        narrow["height"] = height + 80
+    return {"data": traces, "layout": layout, "narrow": narrow, "height": height}
+
+
+def _segment_labels(
+    label: str, books: MemoryUse, names: Sequence[str], unit: Unit, top: float, dark: bool
+) -> list[dict[str, Any]]:
+    """Sizes of hatched segments, on a patch of background that the hatching does not cross."""
+    labels = []
+    base = 0
+    for name in names:
+        value = getattr(books, name) or 0
+        if value >= _LABEL_FROM * top:
+            labels.append(
+                {
+                    "text": size(value),
+                    "x": (base + value / 2) / unit.bytes,
+                    "y": label,
+                    "showarrow": False,
+                    "bgcolor": palette(dark).background,
+                    "borderpad": 2,
+                    "font": {"size": 12},
+                }
+            )
+        base += value
+    return labels
 
 
 def _segment(
@@ -131,7 +167,7 @@ def _segment(
         "marker": {"color": colour, "line": {"width": 0.5, "color": palette(dark).background}},
         "hovertemplate": f"{label}: {CLASS_LABELS[name]} {size(value)}<extra></extra>",
     }
-    if value >= 0.09 * top:
+    if value >= _LABEL_FROM * top and not hatched:
         trace.update(
             text=[size(value)],
             textposition="inside",
@@ -154,9 +190,6 @@ def _segment(
                 "fgopacity": 1,
             },
         }
-        if "textfont" in trace:
-            trace["textfont"] = {"size": 12, "color": palette(dark).text}
-            trace["text"] = [f"<b>{trace['text'][0]}</b>"]
     return trace
 
 
@@ -185,7 +218,9 @@ def _capacity_line(capacity: int, unit: Unit, colour: str) -> dict[str, Any]:
     }
 
 
-def phases_in_step(phases: Sequence[PhaseRecord], dark: bool = False) -> Figure:
+def phases_in_step(
+    phases: Sequence[PhaseRecord], dark: bool = False, *, legend: bool = True
+) -> Figure:
     """The books at the peak of every phase inside one step, in the order in which they ran.
 
     Bars are equally wide, so that a short optimizer phase stays readable; its duration stands
@@ -244,14 +279,14 @@ def phases_in_step(phases: Sequence[PhaseRecord], dark: bool = False) -> Figure:
                 "font": {"size": 12, "color": colours.text},
             },
         ],
-        margin={"l": 56, "r": 16, "t": 44, "b": 52},
+        margin={"l": 56, "r": 16, "t": 44 if legend else 24, "b": 52},
+        showlegend=legend,
     )
-    narrow = {
-        "legend": {"y": -0.34, "yanchor": "top", "font": {"size": 11}},
-        "margin": {"l": 44, "r": 8, "t": 24, "b": 150},
-        "xaxis": {"tickfont": {"size": 9}},
-    }
-    return {"data": traces, "layout": layout, "narrow": narrow}
+    narrow: dict[str, Any] = {"margin": {"l": 44, "r": 8}, "xaxis": {"tickfont": {"size": 9}}}
+    if legend:
+        narrow["legend"] = {"y": -0.34, "yanchor": "top", "font": {"size": 11}}
+        narrow["margin"].update(t=24, b=150)
+    return {"data": traces, "layout": layout, "narrow": narrow, "height": 340 if legend else 300}
 
 
 def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figure:
@@ -289,7 +324,12 @@ def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figur
     ]
     layout = base_layout(dark)
     axis = _horizontal_memory_axis(dark, unit, 1)
-    axis["range"] = [(min(ends) - 0.2 * reach) / unit.bytes, (max(ends) + 0.2 * reach) / unit.bytes]
+    left = 0.24 if any(delta < 0 for _, _, delta, _ in bars) else 0.02
+    right = 0.24 if any(delta >= 0 for _, _, delta, _ in bars) else 0.02
+    axis["range"] = [
+        (min(ends) - left * reach) / unit.bytes,
+        (max(ends) + right * reach) / unit.bytes,
+    ]
     axis.update(zeroline=True, zerolinecolor=colours.muted, zerolinewidth=1)
     axis["title"]["text"] = f"{unit.name} more (right) or less (left) in B"
     layout.update(
@@ -313,4 +353,4 @@ def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figur
         ],
     )
     narrow = {"margin": {"l": 110, "r": 8, "t": 8, "b": 48}, "font": {"size": 11}}
-    return {"data": traces, "layout": layout, "narrow": narrow}
+    return {"data": traces, "layout": layout, "narrow": narrow, "height": 76 + 36 * len(bars)}

@@ -17,6 +17,8 @@ from .chart_layout import Figure
 PLOTLY_ROUTE = "/vramscope/plotly.min.js"
 """Where ``asgi.py`` serves the plotly.js that the installed plotly package carries."""
 
+DEFAULT_HEIGHT = 420
+
 _HTML = '<div class="vramscope-chart" role="img"></div><p class="vramscope-chart-message"></p>'
 _CSS = """
 .vramscope-chart { width: 100%; min-width: 0; overflow: hidden; }
@@ -40,7 +42,7 @@ def plotly_url() -> str:
 
 
 def chart(
-    figure: Figure, *, key: str, label: str, height: int = 420, report_range: bool = False
+    figure: Figure, *, key: str, label: str, height: int | None = None, report_range: bool = False
 ) -> tuple[int, int] | None:
     """Draw a figure and return the steps in view.
 
@@ -48,7 +50,7 @@ def chart(
         figure: ``data``, ``layout`` and ``narrow``, as ``charts.py`` makes them.
         key: Identity of the chart on the page; its zoom lives as long as the key.
         label: What the chart shows, in words, for screen readers.
-        height: Pixels.
+        height: Pixels; what suits the figure when left out.
         report_range: Rerun with the visible steps when the reader zooms.
 
     Returns:
@@ -58,7 +60,7 @@ def chart(
         data={
             "figure": json.dumps(figure, separators=(",", ":"), allow_nan=False),
             "plotly": plotly_url(),
-            "height": height,
+            "height": height or figure.get("height") or DEFAULT_HEIGHT,
             "label": label,
             "report": report_range,
         },

@@ -1,7 +1,8 @@
 """The parts that every figure shares: layout, axes in one unit, labels, typed arrays.
 
 A figure is a plain dictionary with ``data`` and ``layout`` as plotly.js takes them, and
-``narrow``: changes to the layout for a chart that is less than 560 pixels wide.
+``narrow``: changes to the layout for a chart that is less than 560 pixels wide (its ``height``
+among them). ``height``, where there is one, is the height in pixels that suits the content.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _allocated_trace(table: StepTable, which: Which, unit: Unit, dark: bool, **a
         phases = _column(table, "peak_phase")
         notes = [f" · in {getattr(p, 'value', p)}" if p else "" for p in phases]
         carried = _column(table, "carried")
-        notes = [n + (" · ◦ carried" if c else "") for n, c in zip(notes, carried, strict=True)]
+        notes = [n + (" · ○ carried" if c else "") for n, c in zip(notes, carried, strict=True)]
     skipped = _column(table, "skipped")
     notes = [n + (" · skipped step" if s else "") for n, s in zip(notes, skipped, strict=True)]
     return {
@@ -170,7 +170,7 @@ def _driver_trace(table: StepTable, unit: Unit, dark: bool, **axes: str) -> Trac
     }
 
 
-def _detail_trace(table: StepTable, dark: bool, **axes: str) -> Trace | None:
+def _detail_trace(table: StepTable, height: float, dark: bool, **axes: str) -> Trace | None:
     """Marks under the steps at which every allocation was followed."""
     steps = [s for s, d in zip(table.columns["step"], _column(table, "detail"), strict=True) if d]
     if not steps or len(steps) == len(table):
@@ -181,7 +181,7 @@ def _detail_trace(table: StepTable, dark: bool, **axes: str) -> Trace | None:
         "name": "Detail step",
         "legendgroup": "detail",
         "x": integers(steps),
-        "y": floats([0] * len(steps)),
+        "y": floats([0.022 * height] * len(steps)),
         "marker": {
             "symbol": "triangle-up",
             "size": 8,
@@ -246,9 +246,7 @@ def _top(
 def _event_marks(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     shapes = []
     labels = []
-    for event in events:
-        if event.step is None or event.kind is not EventKind.OOM:
-            continue
+    for event in _marked(events):
         colour = CLASS_COLOURS["communication"]
         shapes.append(
             {
@@ -265,6 +263,7 @@ def _event_marks(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[di
             {
                 "text": f"✖ out of memory at step {event.step:,}",
                 "x": event.step,
+                "xanchor": "auto",
                 "y": 1,
                 "yref": "y domain",
                 "yanchor": "bottom",
@@ -306,14 +305,14 @@ def memory_over_steps(
     unit = unit_for(top / 1.1)
     traces = _stack_traces(table, which, unit, dark)
     traces.append(_allocated_trace(table, which, unit, dark))
-    for extra in (_driver_trace(table, unit, dark), _detail_trace(table, dark)):
+    for extra in (_driver_trace(table, unit, dark), _detail_trace(table, top / unit.bytes, dark)):
         if extra is not None:
             traces.append(extra)
     shapes, labels = _levels(dark, unit, top, capacity, predicted)
     marks, mark_labels = _event_marks(events)
     layout = base_layout(dark, title=pl(title), revision=revision)
     layout.update(
-        xaxis=steps_axis(dark),
+        xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, events)),
         yaxis=memory_axis(dark, unit, top),
         barmode="stack",
         bargap=0.08,
@@ -321,6 +320,21 @@ def memory_over_steps(
         annotations=[unit_label(dark, unit), *labels, *mark_labels],
     )
     return {"data": traces, "layout": layout, "narrow": _NARROW}
+
+
+def _steps_shown(table: StepTable, events: Sequence[Event] = ()) -> dict[str, float]:
+    """The ends of the steps' axis: exactly the steps there are, and room for a bar or a mark."""
+    steps = table.columns["step"]
+    room = 0.6 if len(table) <= BARS_UP_TO else 0
+    marked = [e.step for e in _marked(events) if e.step is not None]
+    last = max([steps[-1], *(m for m in marked if m <= steps[-1] + 2)])
+    if last > steps[-1]:
+        room = max(room, 0.02 * (last - steps[0]))
+    return {"minallowed": steps[0] - min(room, 0.6), "maxallowed": last + room}
+
+
+def _marked(events: Sequence[Event]) -> list[Event]:
+    return [e for e in events if e.kind is EventKind.OOM and e.step is not None]
 
 
 _NARROW: dict[str, Any] = {
@@ -348,7 +362,11 @@ def two_runs_over_steps(
     layout = base_layout(dark, revision=revision)
     traces: list[Trace] = []
     seen: set[str] = set()
-    last = max((t.columns["step"][-1] for t in tables if len(t)), default=1)
+    ends = [_steps_shown(t) for t in tables if len(t)]
+    shown = {
+        "minallowed": min(e["minallowed"] for e in ends),
+        "maxallowed": max(e["maxallowed"] for e in ends),
+    }
     for n, run in enumerate((a, b)):
         suffix = "" if n == 0 else "2"
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
@@ -388,15 +406,17 @@ def two_runs_over_steps(
             },
         ]
     layout.update(
-        xaxis=steps_axis(dark, domain=[0, 0.485], range=[0, last + 0.5]),
-        xaxis2=steps_axis(dark, domain=[0.515, 1], matches="x", anchor="y2"),
+        xaxis=steps_axis(dark, domain=[0, 0.485], autorangeoptions=shown),
+        xaxis2=steps_axis(
+            dark, domain=[0.515, 1], matches="x", anchor="y2", autorangeoptions=shown
+        ),
         yaxis=memory_axis(dark, unit, top),
         yaxis2=memory_axis(dark, unit, top, anchor="x2", matches="y", showticklabels=False),
         barmode="stack",
         bargap=0.08,
     )
-    layout["annotations"].append(unit_label(dark, unit, y=0, yanchor="top", yshift=-8))
-    layout["legend"].update(y=1.12)
+    layout["annotations"].append(unit_label(dark, unit))
+    layout["legend"].update(y=1.1)
     layout["margin"].update(t=76)
     narrow = {
         "height": 720,
@@ -447,8 +467,13 @@ def devices_heat_map(
     layout.update(
         hovermode="closest",
         xaxis=steps_axis(dark),
-        yaxis={"autorange": "reversed", "fixedrange": True, "ticks": "", "type": "category"},
-        margin={"l": 96, "r": 16, "t": 12, "b": 44},
+        yaxis={
+            "autorange": "reversed",
+            "fixedrange": True,
+            "ticksuffix": "  ",
+            "type": "category",
+        },
+        margin={"l": 104, "r": 16, "t": 12, "b": 44},
     )
     trace: Trace = {
         "type": "heatmap",
@@ -467,4 +492,9 @@ def devices_heat_map(
         },
         "hovertemplate": f"%{{y}} · step %{{x:,d}}<br>%{{z:,.2f}} {unit.name}<extra></extra>",
     }
-    return {"data": [trace], "layout": layout, "narrow": {"margin": {"l": 72, "r": 4, "b": 40}}}
+    return {
+        "data": [trace],
+        "layout": layout,
+        "narrow": {"margin": {"l": 100, "r": 4, "b": 40}},
+        "height": min(90 + 26 * len(known), 640),
+    }

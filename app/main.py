@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
+from vramscope.app.welcome import store_errors
 
 st.set_page_config(page_title="vramscope", page_icon="📊", layout="wide")
 
@@ -15,4 +16,5 @@ page = st.navigation(
     ],
     position="top",
 )
-page.run()
+with store_errors():
+    page.run()

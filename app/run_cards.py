@@ -8,7 +8,7 @@ from .blocks import Card, Tone
 from .data import DeviceView
 from .format import PHASE_LABELS, UNKNOWN, count, percent, relative_error, size
 
-CARRIED = "◦"
+CARRIED = "○"
 """Marks what was carried over from the last detail step."""
 
 NEARLY_FULL = 0.05
@@ -27,7 +27,7 @@ def _peak(view: DeviceView) -> Card:
     where = [f"step {peak.step:,}"]
     if peak.peak_phase is not None:
         where.append(f"in {PHASE_LABELS[peak.peak_phase]}")
-    mark = f" {CARRIED} carried" if peak.carried else ""
+    mark = f" · {CARRIED} carried" if peak.carried else ""
     return Card(
         label="Peak allocated",
         value=size(peak.peak.allocated),

@@ -23,12 +23,13 @@ def measured_beside_predicted(view: data.DeviceView) -> None:
         st.caption("No step has ended yet.")
         return
     predicted = None if view.analytic is None else view.analytic.peak
-    figure = bars(view.peak.peak, predicted, state.dark(), capacity=view.device.total_bytes)
+    figure = bars(
+        view.peak.peak, predicted, state.dark(), capacity=view.device.total_bytes, legend=False
+    )
     chart(
         figure,
         key=f"beside-{view.id}",
         label="Measured and predicted memory by class at the peak",
-        height=250 if predicted is not None else 190,
     )
     st.html(blocks.residual_table(view.peak.peak, predicted))
     if predicted is None:
@@ -46,10 +47,9 @@ def phases(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
     step = _pick_step(view)
     found = data.phases(data.store_url(), run.id, view.id, step, version)
     chart(
-        phases_in_step(found, state.dark()),
+        phases_in_step(found, state.dark(), legend=False),
         key=f"phases-{view.id}",
         label=f"Memory by class at the peak of every phase of step {step}",
-        height=330,
     )
     st.caption("Each bar is the peak of one phase. Peaks of phases are never added.")
 
@@ -88,7 +88,6 @@ def devices(run: RunInfo, found: tuple[DeviceInfo, ...], version: data.Token) ->
         devices_heat_map(rows, capacity=capacity, dark=state.dark()),
         key=f"heat-{run.id}",
         label="Allocated memory of every device over steps",
-        height=min(90 + 26 * len(rows), 640),
     )
     if len(found) > len(shown):
         st.caption(f"The first {len(shown)} of {len(found):,} devices are drawn.")

@@ -13,6 +13,15 @@ from vramscope.storage.records import RunInfo, RunStatus
 
 from .format import STATUS_LABELS, Unit, plain, relative_error, unit_for
 
+_STATUS_COLOURS: dict[RunStatus, str] = {
+    RunStatus.RUNNING: "blue",
+    RunStatus.COMPLETED: "green",
+    RunStatus.FAILED: "red",
+    RunStatus.INTERRUPTED: "orange",
+    RunStatus.OUT_OF_MEMORY: "red",
+    RunStatus.STALE: "orange",
+}
+
 
 def run_seconds(run: RunInfo, now: datetime | None = None) -> float:
     """How long a run took, has been going on, or was last heard of."""
@@ -45,15 +54,15 @@ def frame(rows: Sequence[RunSummary]) -> pd.DataFrame:
         records.append(
             {
                 "Run": plain(row.info.name, 80),
-                "Status": STATUS_LABELS[row.info.status],
-                "Started": row.info.started_at,
-                "Devices": row.devices,
-                "Steps": row.steps,
+                "Status": [STATUS_LABELS[row.info.status]],
                 "Peak": scaled(row.peak_allocated),
-                "Capacity": scaled(row.capacity),
-                "Headroom": scaled(headroom),
                 "Predicted": scaled(row.predicted_peak),
-                "Error": None if error is None else error * 100,
+                "Error": None if error is None else round(error * 100, 1) + 0.0,
+                "Headroom": scaled(headroom),
+                "Capacity": scaled(row.capacity),
+                "Steps": row.steps,
+                "Devices": row.devices,
+                "Started": row.info.started_at,
                 "Id": row.info.id,
             }
         )
@@ -71,14 +80,19 @@ def columns(rows: Sequence[RunSummary]) -> dict[str, Any]:
     column = st.column_config
 
     def memory(label: str, help_text: str) -> Any:
-        return column.NumberColumn(f"{label}, {unit}", format="%.2f", help=help_text)
+        return column.NumberColumn(f"{label}, {unit}", format="%.2f", width=110, help=help_text)
 
     return {
-        "Run": column.TextColumn("Run", width="medium", help="Click a name to open the run."),
-        "Status": column.TextColumn("Status", width="small"),
-        "Started": column.DatetimeColumn("Started", format="calendar"),
-        "Devices": column.NumberColumn("Devices", width="small"),
-        "Steps": column.NumberColumn("Steps", format="localized", width="small"),
+        "Run": column.TextColumn("Run", width=250, help="Click a name to open the run."),
+        "Status": column.MultiselectColumn(
+            "Status",
+            options=[STATUS_LABELS[s] for s in _STATUS_COLOURS],
+            color=list(_STATUS_COLOURS.values()),
+            width=130,
+        ),
+        "Started": column.DatetimeColumn("Started", format="MMM D, HH:mm", width=110),
+        "Devices": column.NumberColumn("Devices", width=70),
+        "Steps": column.NumberColumn("Steps", format="localized", width=80),
         "Peak": memory("Peak", "Highest allocated memory of the fullest device."),
         "Capacity": memory("Capacity", "Memory of that device, where it is known."),
         "Headroom": memory(
@@ -86,7 +100,7 @@ def columns(rows: Sequence[RunSummary]) -> dict[str, Any]:
         ),
         "Predicted": memory("Predicted", "Peak that the analytic predictor says."),
         "Error": column.NumberColumn(
-            "Error", format="%+.1f %%", help="Predicted minus measured, over measured."
+            "Error", format="%+.1f %%", width=80, help="Predicted minus measured, over measured."
         ),
-        "Id": column.TextColumn("Id", width="small"),
+        "Id": column.TextColumn("Id", width=120),
     }

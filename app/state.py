@@ -44,7 +44,12 @@ def chart_range(key: str) -> tuple[int, int] | None:
 
 
 def pick_run(
-    parameter: str, label: str, choices: Sequence[RunSummary], *, default: int = 0
+    parameter: str,
+    label: str,
+    choices: Sequence[RunSummary],
+    *,
+    default: int = 0,
+    width: int | None = None,
 ) -> RunInfo | None:
     """A picker of runs whose value is the run's id in the URL.
 
@@ -53,6 +58,7 @@ def pick_run(
         label: The picker's label.
         choices: Runs to choose from; the one in the URL is added when it is not among them.
         default: Position in ``choices`` when the URL names none.
+        width: Pixels; a picker of fixed width shows no label.
 
     Returns:
         The chosen run, or ``None`` when the URL names one that is not there (the page says so).
@@ -81,5 +87,7 @@ def pick_run(
         format_func=lambda run_id: run_label(runs[run_id]),
         key=key,
         on_change=remember,
+        width=width or "stretch",
+        label_visibility="visible" if width is None else "collapsed",
     )
     return chosen

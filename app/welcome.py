@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import streamlit as st
 from vramscope.storage.errors import StorageError, StoreNotFound
 
-from . import blocks, data
+from . import blocks, data, state
 from .format import md
 
 _HOOK = """from vramscope.profiler import MemoryProfiler
@@ -21,7 +24,16 @@ with MemoryProfiler(model, optimizer, run_name="my first run"):
 
 def style() -> None:
     """Put the blocks' style sheet on the page."""
-    st.html(blocks.STYLE)
+    st.html(blocks.style(state.dark()))
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Say what is wrong with the store where a part of a page would have stood."""
+    try:
+        yield
+    except StorageError as error:
+        st.error(md(str(error), 600))
 
 
 def has_runs() -> bool:

@@ -100,7 +100,7 @@ def _step(plan: RunPlan, device: int, step: int, start_ns: int) -> StepRecord:
     wave = 1 + 0.035 * math.sin(step / 9) + (0.22 if step == 211 else 0)
     first = step == plan.first_step
     detail = step < plan.first_step + 3 or step % plan.detail_every == 0
-    peak = _books(plan, device, "backward" if step % 7 else "forward", wave)
+    peak = _books(plan, device, "forward", wave)
     if first and not plan.unknown:
         # Adam makes its state at the end of the first step.
         shift = peak.optimizer_state or 0
@@ -116,7 +116,7 @@ def _step(plan: RunPlan, device: int, step: int, start_ns: int) -> StepRecord:
         carried=not detail and plan.kind == "cpu",
         end=_books(plan, device, "end", wave),
         peak=peak,
-        peak_phase=Phase.BACKWARD if step % 7 else Phase.FORWARD,
+        peak_phase=Phase.FORWARD,
         device_used=(peak.reserved or 0) + 620 * MIB if plan.kind == "cuda" else None,
     )
 
@@ -374,3 +374,35 @@ def make_step() -> Callable[..., StepRecord]:
         return StepRecord(step=step, **{**values, **changes})
 
     return make
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How one ``vramscope`` command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def vramscope(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., CommandResult]:
+    """Run the command line in this process: ``vramscope("runs", "--db", path)``."""
+    import signal
+
+    from vramscope.app.cli import main
+
+    monkeypatch.delenv("VRAMSCOPE_DB", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda kind, handler: None)
+
+    def command(*arguments: object) -> CommandResult:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return CommandResult(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return command

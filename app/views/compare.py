@@ -7,7 +7,7 @@ from vramscope.app import blocks, data, state, welcome
 from vramscope.app.blocks import Card
 from vramscope.app.chart_component import chart
 from vramscope.app.charts import RunSeries, Which, difference_by_class, two_runs_over_steps
-from vramscope.app.format import PHASE_LABELS, UNKNOWN, size
+from vramscope.app.format import PHASE_LABELS, UNKNOWN, percent, size
 from vramscope.app.verdict import differing_settings, verdict
 from vramscope.storage.records import MemoryUse, RunInfo
 
@@ -35,10 +35,11 @@ def render() -> None:
 
     @st.fragment(run_every=data.REFRESH_S if live else None)
     def body() -> None:
-        now_a, now_b = data.reader().run(a.id), data.reader().run(b.id)
-        if live and not (data.is_live(now_a) or data.is_live(now_b)):
-            st.rerun()
-        _body(now_a, now_b)
+        with welcome.store_errors():
+            now_a, now_b = data.reader().run(a.id), data.reader().run(b.id)
+            if live and not (data.is_live(now_a) or data.is_live(now_b)):
+                st.rerun()
+            _body(now_a, now_b)
 
     body()
 
@@ -69,9 +70,7 @@ def _body(a: RunInfo, b: RunInfo) -> None:
         st.subheader(f"Difference by class, {where}", anchor=False)
         books = (peak_a, peak_b) if which == "peak" else (end_a, end_b)
         figure = difference_by_class(*books, state.dark())
-        chart(figure, key="difference", label="Difference of B from A by class", height=340)
-        st.html(blocks.difference_table(*books))
-    with right:
+        chart(figure, key="difference", label="Difference of B from A by class")
         st.subheader("Settings that differ", anchor=False)
         if differing:
             st.html(blocks.differing_table(differing))
@@ -80,6 +79,9 @@ def _body(a: RunInfo, b: RunInfo) -> None:
         same = len(set(a.settings) | set(b.settings)) - len(differing)
         if same:
             st.caption(f"{same} settings are the same in both.")
+    with right:
+        st.subheader("Both runs, by class", anchor=False)
+        st.html(blocks.difference_table(*books))
 
 
 def _which() -> Which:
@@ -122,7 +124,7 @@ def _delta(label: str, a: int | None, b: int | None, note: str) -> Card:
     if a is None or b is None:
         return Card(label=label, value=UNKNOWN, note=note)
     delta = b - a
-    share = "" if not a else f" · {delta / a * 100:+.1f} %".replace("-", "−")
+    share = "" if not a else f" · {percent(delta / a, signed=True)}"
     return Card(
         label=label,
         value="0 B" if delta == 0 else size(delta, signed=True),

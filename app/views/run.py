@@ -19,18 +19,22 @@ def render() -> None:
     welcome.style()
     if not welcome.has_runs():
         return
-    run = state.pick_run("run", "Run", data.run_choices())
-    if run is None:
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         st.page_link("views/runs.py", label="← All runs")
-        return
+        run = state.pick_run("run", "Run", data.run_choices(), width=320)
+        if run is None:
+            return
+        st.page_link("views/compare.py", label="Compare", query_params={"b": run.id})
+        st.page_link("views/report.py", label="Report", query_params={"run": run.id})
     live = data.is_live(run)
 
     @st.fragment(run_every=data.REFRESH_S if live else None)
     def body() -> None:
-        now = data.reader().run(run.id)
-        if live and not data.is_live(now):
-            st.rerun()
-        _body(now)
+        with welcome.store_errors():
+            now = data.reader().run(run.id)
+            if live and not data.is_live(now):
+                st.rerun()
+            _body(now)
 
     body()
 

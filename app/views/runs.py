@@ -55,11 +55,12 @@ def _running_now() -> None:
 
     @st.fragment(run_every=2)
     def live() -> None:
-        rows = data.reader().runs(status=RunStatus.RUNNING, limit=3).rows
-        if not rows:
-            st.rerun()
-        for row in rows:
-            _running_card(row)
+        with welcome.store_errors():
+            rows = data.reader().runs(status=RunStatus.RUNNING, limit=3).rows
+            if not rows:
+                st.rerun()
+            for row in rows:
+                _running_card(row)
 
     live()
 
