@@ -1,0 +1,172 @@
+"""Decoder blocks, embeddings and losses, written like the model code that they stand for."""
+
+from __future__ import annotations
+
+from .architectures import DecoderArchitecture
+from .attention import fused_attention, written_out_attention
+from .tape import Tape, Value
+
+TOKENS = ("b", "s", "h")
+
+
+def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
+    """Token embeddings (and learned positions); keeps the token numbers."""
+    dtype = tape.numerics.dtype
+    ids = tape.storage("token numbers", ("b", "s"), "int64")
+    out = tape.value("embeddings", TOKENS, dtype)
+    table = arch.vocabulary * arch.hidden * out.storage.nbytes // tape.numel(TOKENS)
+    tape.note(out=[out], saved=(ids,), weight_gradient=table)
+    if not arch.is_gpt:
+        for _ in range(2):
+            rotary = tape.value("rotary cosines and sines", ("s", "d"), dtype)
+            tape.note(out=[rotary], saved=(rotary.storage,))
+        return out
+    places = tape.storage("position numbers", ("s",), "int64")
+    positions = tape.value("position embeddings", ("s", "h"), dtype)
+    rows = arch.positions * arch.hidden * out.storage.nbytes // tape.numel(TOKENS)
+    tape.note(out=[positions], saved=(places,), weight_gradient=rows)
+    x = tape.scale(out, "block inputs (residual stream)")
+    return tape.dropout(x, arch.embedding_dropout, "block inputs (residual stream)")
+
+
+def gpt_block(
+    tape: Tape, arch: DecoderArchitecture, x: Value, *, attention: str, cache: bool
+) -> Value:
+    """GPT-2's block: layer norm, attention, layer norm, MLP, each added to the stream."""
+    full = ("b", "s", "q")
+    normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
+    joint = tape.linear(
+        normed,
+        "h",
+        "qkv",
+        "queries, keys and values",
+        bias=arch.attention_bias,
+        out=("b", "s", "qkv"),
+    )
+    query, key, value = tape.split(joint, (full, full, full))
+    if cache:
+        key, value = tape.copy(key, "cached keys"), tape.copy(value, "cached values")
+    if attention == "sdpa":
+        mixed = fused_attention(
+            tape, query, key, value, dropout=arch.attention_dropout, grouped=False
+        )
+    else:
+        mixed = written_out_attention(
+            tape,
+            query,
+            key,
+            value,
+            dropout=arch.attention_dropout,
+            softmax_float32=False,
+            masked_fill=arch.family == "nanogpt",
+        )
+    out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
+    out = tape.dropout(out, arch.residual_dropout, "attention projections")
+    x = tape.add(x, out, "block inputs (residual stream)")
+    normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
+    inner = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=("b", "s", "i"))
+    inner = activation(tape, arch.activation, inner)
+    out = tape.linear(inner, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
+    out = tape.dropout(out, arch.residual_dropout, "MLP projections")
+    return tape.add(x, out, "block inputs (residual stream)")
+
+
+def activation(tape: Tape, name: str, x: Value) -> Value:
+    """The MLP's non-linearity; ``gelu_new`` is written out and keeps four tensors."""
+    if name != "gelu_new":
+        relu = name == "relu"
+        return tape.unary(x, "MLP activations", keeps_input=not relu, keeps_output=relu)
+    # 0.5 * x * (1 + tanh(√(2/π) * (x + 0.044715 * pow(x, 3))))
+    cube = tape.unary(tape.upper(x, cuda_only=True), "cubes", keeps_input=True)
+    inside = tape.scale(tape.add(x, tape.scale(cube, "cubes"), "tanh inputs"), "tanh inputs")
+    tanh = tape.unary(inside, "tanh outputs", keeps_output=True)
+    return tape.multiply(
+        tape.scale(x, "halved MLP inputs"), tape.scale(tanh, "1 + tanh"), "MLP activations"
+    )
+
+
+def rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
+    """Llama's, written out: float32 inside, the input's type outside."""
+    wide = tape.cast(x, "float32")
+    rows = x.dims[:-1]
+    square = tape.unary(wide, "squares", keeps_input=True)
+    mean = tape.unary(square, "mean squares", dims=rows)
+    inverse = tape.unary(mean, "inverse deviations of RMS norms", keeps_output=True)
+    normed = tape.multiply(wide, inverse, "RMS-normed inputs")
+    return tape.weighted(tape.cast(normed, x.dtype), width, label)
+
+
+def rotate(tape: Tape, x: Value, label: str) -> Value:
+    """Rotary positions: keeps the cosines and sines only, which all blocks share."""
+    dtype = x.dtype if tape.numerics.dtype == x.dtype else "float32"
+    turned = tape.value(label, x.dims, dtype)
+    tape.note(x, out=[turned], scratch=2 * turned.storage.nbytes)
+    return turned
+
+
+def llama_block(
+    tape: Tape, arch: DecoderArchitecture, x: Value, *, attention: str, cache: bool
+) -> Value:
+    """Llama's block, with grouped queries, and Qwen3's norms of queries and keys."""
+    full, few = ("b", "s", "q"), ("b", "s", "k")
+    bias = arch.attention_bias
+    normed = rms_norm(tape, x, "h", "RMS norm outputs")
+    query = tape.linear(normed, "h", "q", "queries", bias=bias, out=full)
+    key = tape.linear(normed, "h", "k", "keys", bias=bias, out=few)
+    value = tape.linear(normed, "h", "k", "values", bias=bias, out=few)
+    if arch.family == "qwen3":
+        query = head_norm(tape, query, "a")
+        key = head_norm(tape, key, "g")
+    query, key = rotate(tape, query, "rotated queries"), rotate(tape, key, "rotated keys")
+    if cache:
+        key, value = tape.copy(key, "cached keys"), tape.copy(value, "cached values")
+    if attention == "sdpa":
+        grouped = arch.query_width != arch.kv_width
+        mixed = fused_attention(
+            tape, query, key, value, dropout=arch.attention_dropout, grouped=grouped
+        )
+    else:
+        mixed = written_out_attention(
+            tape, query, key, value, dropout=arch.attention_dropout, softmax_float32=True
+        )
+    out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
+    x = tape.add(x, out, "block inputs (residual stream)")
+    normed = rms_norm(tape, x, "h", "RMS norm outputs")
+    inner = ("b", "s", "i")
+    gate = tape.linear(normed, "h", "i", "MLP gates", bias=arch.mlp_bias, out=inner)
+    opened = activation(tape, arch.activation, gate)
+    up = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=inner)
+    product = tape.multiply(opened, up, "MLP products")
+    out = tape.linear(product, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
+    return tape.add(x, out, "block inputs (residual stream)")
+
+
+def head_norm(tape: Tape, x: Value, heads: str) -> Value:
+    """Qwen3 norms each head of the queries and of the keys."""
+    by_head = tape.view(x, ("b", "s", heads, "d"))
+    return tape.view(rms_norm(tape, by_head, "d", "normed queries and keys"), x.dims)
+
+
+def head_and_loss(
+    tape: Tape, arch: DecoderArchitecture, x: Value, *, upcast: bool
+) -> tuple[Value, Value]:
+    """Last norm, logits and cross-entropy over all tokens.
+
+    Cross-entropy keeps the log-probabilities (float32 under autocast), the targets and one
+    number. Llama's loss raises the logits to float32 first.
+
+    Returns:
+        The logits as the model hands them out, and the loss.
+    """
+    if arch.is_gpt:
+        normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
+    else:
+        normed = rms_norm(tape, x, "h", "RMS norm outputs")
+    logits = tape.linear(normed, "h", "v", "logits", bias=False, out=("b", "s", "v"))
+    raised = tape.cast(logits, "float32") if upcast else logits
+    likely = tape.softmax(raised, "log-probabilities")
+    targets = tape.storage("targets", ("b", "s"), "int64")
+    loss = tape.value("loss", (), likely.dtype)
+    weight = tape.storage("sum of the targets' weights", (), likely.dtype)
+    tape.note(likely, out=[loss], saved=(likely.storage, targets, weight))
+    return logits, loss
