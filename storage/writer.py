@@ -32,6 +32,7 @@ BATCH = 2_000
 """Records in one transaction at most."""
 
 HEARTBEAT_S = 2.0
+LONGEST_INTERVAL_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
 _LONGEST_PAUSE_S = 5.0
 _CLOSING_PAUSE_S = 0.05
@@ -77,8 +78,11 @@ class RunWriter:
         *,
         flush_interval_s: float = 0.5,
     ) -> None:
-        if not flush_interval_s > 0:
-            raise ValueError(f"flush_interval_s must be above 0, not {flush_interval_s}")
+        if not 0 < flush_interval_s <= LONGEST_INTERVAL_S:
+            raise ValueError(
+                f"flush_interval_s must be above 0 and at most {LONGEST_INTERVAL_S} seconds (a "
+                f"silent run is called stale), not {flush_interval_s}"
+            )
         if not 0 < len(run.id) <= 64:
             raise ValueError(f"a run's id has 1 to 64 characters, not {len(run.id)}: {run.id!r}")
         self.url = normalise_url(url)
