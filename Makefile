@@ -32,6 +32,9 @@ setup-dev: $(DEV_STAMP)
 demo: $(RUNTIME_STAMP) ## Train a small GPT and watch its memory in a browser (PORT=8501)
 	@exec $(BIN)/vramscope demo --port $(PORT)
 
+# Tests start many processes; one thread each keeps two cores from being fought over.
+test unit browser: export OMP_NUM_THREADS ?= 1
+
 # pytest comes last, so that its own summary is what one reads at the end.
 test: lint types contracts ## Everything: lint, types, import contracts, all tests with coverage
 	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from vramscope.storage.records import RunStatus
 CPU = torch.device("cpu")
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 DEMO = [sys.executable, "-m", "vramscope.profiler.demo", "--device", "cpu"]
+# One thread: tests share the machine's cores.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def test_the_head_is_tied_to_the_embedding() -> None:
@@ -116,8 +119,8 @@ def test_both_runs_are_recorded_and_the_losses_are_those_of_the_bare_loop(tmp_pa
     store = tmp_path / "demo.db"
     watched, bare = tmp_path / "watched", tmp_path / "bare"
 
-    subprocess.run([*DEMO, *size, "--db", str(store), "--losses", str(watched)], check=True)
-    subprocess.run([*DEMO, *size, "--no-profiler", "--losses", str(bare)], check=True)
+    for how in (["--db", store, "--losses", watched], ["--no-profiler", "--losses", bare]):
+        subprocess.run([*DEMO, *size, *how], check=True, env=ENVIRONMENT)
 
     assert len(watched.read_text().split()) == 6 * 2 + 3 * 4
     assert watched.read_bytes() == bare.read_bytes()
@@ -139,7 +142,7 @@ def test_a_demo_that_is_told_to_stop_ends_cleanly(tmp_path: Path, stop: signal.S
     store = tmp_path / "demo.db"
     command = [*DEMO, "--steps", "100000", "--db", str(store)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as demo:
         assert demo.stdout is not None
         assert "step    1/100000" in demo.stdout.readline()
