@@ -36,6 +36,7 @@ LONGEST_INTERVAL_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
 _LONGEST_PAUSE_S = 5.0
 _CLOSING_PAUSE_S = 0.05
+_GRACE_S = 10.0  # for the last attempt, which may wait for a lock
 _PATIENCE_S = 30.0
 _CHANGEABLE = frozenset({"name", "settings", "environment", "world_size", "status_message"})
 
@@ -193,7 +194,7 @@ class RunWriter:
         self._ending = ending
         self._deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self._wake.set()
-        self._thread.join(CLOSE_TIMEOUT_S + 2 * _LONGEST_PAUSE_S)
+        self._thread.join(CLOSE_TIMEOUT_S + _GRACE_S)
         _live.discard(self)
 
     def _abandon(self) -> None:
@@ -264,6 +265,11 @@ class RunWriter:
                 self._store_one_by_one(error)
             self._held = []
             self._recovered()
+            if self._lost:
+                self._complain(
+                    f"records come faster than {self._ledger.where} takes them; {self._lost} are "
+                    "lost so far, and the run counts them. Record fewer detail steps."
+                )
         return True
 
     def _take(self) -> None:
