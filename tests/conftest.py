@@ -289,9 +289,9 @@ def recorded(store_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_builders() -> tuple[type[RunPlan], Callable[..., RunWriter | None], Callable[..., None]]:
-    """``(RunPlan, record_run, add_steps)`` for tests that hold a run open."""
+    """``(RunPlan, record_run, add_steps)`` for tests that hold a run open or share a store."""
     return RunPlan, record_run, add_steps
 
 

@@ -54,8 +54,9 @@ def demo(
             "Ctrl-C stops both.",
         )
         _finish(training.wait())
-        say(console, f"Training is done; http://{ADDRESS}:{port} stays up until Ctrl-C.")
-        stay_until_stopped(served)
+        stay_until_stopped(
+            served, f"Training is done; http://{ADDRESS}:{port} stays up until Ctrl-C."
+        )
 
 
 def _training(url: str, steps: int) -> Child:

@@ -61,7 +61,7 @@ def export(
     HTML report is one file that opens without a network. Home folders in paths become ~.
     """
     chosen = export_format or _format_of(output)
-    if chosen is Format.HTML and output is None and sys.stdout.isatty():
+    if chosen is Format.HTML and output is None and _is_terminal():
         raise typer.BadParameter("an HTML report does not read well here: name a file with -o")
     with RunReader(db) as reader:
         found = reader.run(run)
@@ -78,6 +78,10 @@ def export(
                 stream.write(piece)
     if output is not None and str(output) != "-":
         terminal.err().print(f"Wrote {output}", soft_wrap=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _format_of(output: Path | None) -> Format:

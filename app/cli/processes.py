@@ -19,7 +19,9 @@ from types import TracebackType
 from typing import IO
 
 from ..serve import ADDRESS, command
+from . import terminal
 from .errors import ExtraMissing, PortTaken, ProcessFailed
+from .tables import say
 
 _STARTS_WITHIN_S = 120.0
 _POLL_S = 0.1
@@ -165,13 +167,14 @@ def wait_until_it_answers(child: Child, port: int) -> None:
     )
 
 
-def stay_until_stopped(child: Child) -> None:
-    """Return at Ctrl-C, which is how a dashboard ends.
+def stay_until_stopped(child: Child, *lines: str) -> None:
+    """Print lines, and return at Ctrl-C, which is how a dashboard ends.
 
     Raises:
         ProcessFailed: It ended on its own.
     """
     try:
+        say(terminal.out(), *lines)
         code = child.wait()
     except KeyboardInterrupt:
         return

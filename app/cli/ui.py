@@ -5,10 +5,9 @@ from __future__ import annotations
 from vramscope.storage.engine import normalise_url, redacted
 
 from ..serve import ADDRESS
-from . import options, terminal
+from . import options
 from .processes import dashboard, stay_until_stopped, wait_until_it_answers
 from .stores import check_readable
-from .tables import say
 
 EXAMPLES = ("vramscope ui", "vramscope ui --db runs.db --port 8600")
 
@@ -23,10 +22,9 @@ def ui(port: options.Port = 8501, db: options.Db = None) -> None:
     served = dashboard(url, port)
     with served:
         wait_until_it_answers(served, port)
-        say(
-            terminal.out(),
+        stay_until_stopped(
+            served,
             f"Dashboard  http://{ADDRESS}:{port}",
             f"Store      {redacted(url)}",
             "Ctrl-C stops it.",
         )
-        stay_until_stopped(served)

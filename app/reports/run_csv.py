@@ -62,7 +62,8 @@ def csv_export(reader: RunReader, run_id: str, *, progress: Progress = ignore) -
         StorageError: The store cannot be read.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    # CR LF, as RFC 4180 has it; with LF alone a CR inside a cell would not be quoted.
+    writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     rows = 0
     for device in reader.devices(run_id):
