@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -60,6 +60,17 @@ _SEVERITY = {
 """Of several ranks' endings the gravest is the run's: an OOM on one rank kills the others."""
 
 
+# Built once: building a statement costs more than running this one.
+_BEAT = (
+    update(runs)
+    .where(runs.c.id == bindparam("of_run"))
+    .values(
+        heartbeat_at=bindparam("now"),
+        lost_records=runs.c.lost_records + bindparam("lost", type_=BigInteger),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NewDevice:
     """A device that the process found after the run began."""
@@ -97,6 +108,7 @@ class RunLedger:
             "rollups": _upsert("rollups", ("device_id", "level", "bucket", *STEP_COLUMNS), 3, mark),
             "phases": _upsert("phases", PHASE_COLUMNS, 3, mark),
             "modules": _upsert("modules", MODULE_COLUMNS, 3, mark),
+            "marks": f"UPDATE devices SET last_step = {mark}, peak_step = {mark} WHERE id = {mark}",
         }
 
     def open(self, run: RunInfo, run_devices: Sequence[DeviceInfo]) -> None:
@@ -268,8 +280,8 @@ class RunLedger:
                     self._change_run(connection, item.values)
         for device_id, rows in step_rows.items():
             self._store_steps(connection, device_id, rows)
-        self._insert(connection, "phases", phase_rows)
-        self._insert(connection, "modules", module_rows)
+        self._run_many(connection, "phases", phase_rows)
+        self._run_many(connection, "modules", module_rows)
 
     def _store_steps(self, connection: Connection, device_id: int, rows: Sequence[Row]) -> None:
         track = self._tracks.get(device_id)
@@ -282,7 +294,7 @@ class RunLedger:
                 replaced.append(row[STEP])
             else:
                 closed += track.add(row)
-        self._insert(connection, "steps", [(device_id, *row) for row in rows])
+        self._run_many(connection, "steps", [(device_id, *row) for row in rows])
         self._store_closed(connection, device_id, closed)
         if replaced:
             assert track.last_step is not None
@@ -290,24 +302,18 @@ class RunLedger:
                 self._store_closed(connection, device_id, level)
             track = rollups.load_track(connection, device_id, last_step=track.last_step)
         self._tracks[device_id] = track
-        connection.execute(
-            update(devices)
-            .where(devices.c.id == device_id)
-            .values(
-                last_step=track.last_step,
-                peak_step=None if track.peak is None else track.peak[STEP],
-            )
-        )
+        peak_step = None if track.peak is None else track.peak[STEP]
+        self._run_many(connection, "marks", [(track.last_step, peak_step, device_id)])
 
     def _store_closed(
         self, connection: Connection, device_id: int, closed: Sequence[rollups.Closed]
     ) -> None:
         rows = [(device_id, level, bucket, *row) for level, bucket, row in closed]
-        self._insert(connection, "rollups", rows)
+        self._run_many(connection, "rollups", rows)
 
-    def _insert(self, connection: Connection, table: str, rows: list[Row]) -> None:
+    def _run_many(self, connection: Connection, what: str, rows: list[Row]) -> None:
         if rows:
-            connection.exec_driver_sql(self._sql[table], rows)
+            connection.exec_driver_sql(self._sql[what], rows)
 
     def _change_run(self, connection: Connection, changes: Mapping[str, Any]) -> None:
         values = dict(changes)
@@ -325,13 +331,8 @@ class RunLedger:
         connection.execute(update(runs).where(runs.c.id == self._run_id).values(values))
 
     def _beat(self, connection: Connection, lost: int) -> None:
-        values: dict[str, Any] = {"heartbeat_at": _now()}
-        if lost:
-            values["lost_records"] = runs.c.lost_records + lost
-        changed = connection.execute(
-            update(runs).where(runs.c.id == self._run_id).values(values)
-        ).rowcount
-        if not changed:
+        values = {"of_run": self._run_id, "now": _now(), "lost": lost}
+        if not connection.execute(_BEAT, values).rowcount:
             raise StoreGone(self.where, f"the run {self._run_id} was deleted from it")
 
     def _connect(self) -> Connection:
