@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url
+from vramscope.storage import schema
+from vramscope.storage.engine import normalise_url
 from vramscope.storage.records import (
     DeviceInfo,
     Event,
@@ -31,6 +35,7 @@ from vramscope.storage.records import (
     RunStatus,
     StepRecord,
 )
+from vramscope.storage.upgrade import upgrade
 from vramscope.storage.writer import RunWriter
 
 MIB = 2**20
@@ -327,11 +332,47 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
+    with _postgres_schema() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ready_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store without a run on each backend; made once, since making one takes a while."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("_sqlite_template"), tmp_path / "store.db")
+        return f"sqlite:///{tmp_path}/store.db"
+    url: str = request.getfixturevalue("_postgres_store")
+    engine = create_engine(normalise_url(url))
+    with engine.begin() as connection:
+        names = ", ".join(table.name for table in schema.metadata.sorted_tables)
+        connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY")
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    path.touch()
+    upgrade(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def _postgres_store() -> Iterator[str]:
+    with _postgres_schema() as url:
+        upgrade(url)
+        yield url
+
+
+@contextmanager
+def _postgres_schema() -> Iterator[str]:
     server = os.environ.get(POSTGRES_VARIABLE)
     if not server:
         pytest.skip(f"{POSTGRES_VARIABLE} is not set: give the URL of a PostgreSQL database")
     name = f"vramscope_test_{uuid.uuid4().hex[:12]}"
-    engine = create_engine(make_url(server).set(drivername="postgresql+psycopg"))
+    engine = create_engine(normalise_url(server))
     with engine.begin() as connection:
         connection.exec_driver_sql(f"CREATE SCHEMA {name}")
     url = make_url(server).update_query_dict({"options": f"-csearch_path={name}"})

@@ -19,26 +19,24 @@ def render() -> None:
         return
     _running_now()
     search, status = _filters()
-    page = st.session_state.get("page", 1)
+    total = data.reader().runs(search=search, status=status, limit=1).total
+    if total == 0:
+        st.info("No run fits this filter.")
+        return
+    body = st.container()
+    pages = -(-total // data.RUNS_PER_PAGE)
+    page = st.pagination(pages, key="page", bind=state.BOUND) if pages > 1 else 1
     found = data.reader().runs(
-        search=search or None,
+        search=search,
         status=status,
         limit=data.RUNS_PER_PAGE,
         offset=(page - 1) * data.RUNS_PER_PAGE,
     )
-    pages = max(1, -(-found.total // data.RUNS_PER_PAGE))
-    if not found.rows and page > 1:
-        st.session_state["page"] = 1
-        st.rerun()
-    if not found.rows:
-        st.info("No run fits this filter.")
-        return
-    _table(found.rows, found.total)
-    if pages > 1:
-        st.pagination(pages, key="page", bind=state.BOUND)
+    with body:
+        _table(found.rows, total)
 
 
-def _filters() -> tuple[str, RunStatus | None]:
+def _filters() -> tuple[str | None, RunStatus | None]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         search = st.text_input(
             "Search", key="search", bind=state.BOUND, placeholder="Name or id", width=280
@@ -46,7 +44,7 @@ def _filters() -> tuple[str, RunStatus | None]:
         labels = [_ALL, *STATUS_LABELS.values()]
         chosen = st.selectbox("Status", labels, key="status", bind=state.BOUND, width=180)
     by_label = {label: status for status, label in STATUS_LABELS.items()}
-    return search, by_label.get(chosen or _ALL)
+    return search or None, by_label.get(chosen or _ALL)
 
 
 def _running_now() -> None:
