@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and return the process's exit status: 0, or 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    # A core is left to the dashboard and the browser: with torch on all of them, its threads wait
+    # for one another and everything crawls.
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) - 1)))
     device = _device(options.device)
     runs = demo_runs(device, steps=options.steps, second_steps=options.second_steps)
     try:
