@@ -21,7 +21,7 @@ from typing import Any
 
 from .engine import normalise_url
 from .errors import StorageWarning
-from .failures import explain, is_busy, is_outage
+from .failures import explain, is_busy, is_outage, sqlite_code
 from .ledger import Item, NewDevice, RunChange, RunLedger, StoreGone
 from .records import DeviceInfo, Record, RunInfo, RunStatus
 
@@ -103,6 +103,7 @@ class RunWriter:
         self._warned = False
         self._gone = False
         self._failing_since: float | None = None
+        self._refusals = 0  # how often the disk was full or the like: worth no waiting
         self._ending: tuple[RunStatus, str | None] | None = None
         self._deadline: float | None = None
         self._wake = threading.Event()
@@ -159,14 +160,19 @@ class RunWriter:
         """Wait until all that was given so far is stored.
 
         Returns:
-            Whether it is; ``False`` after ``timeout_s``, in a forked child, or when closed.
+            Whether it is; ``False`` after ``timeout_s``, when the disk is full or the like, in a
+            forked child, and after the end.
         """
         if not self._accepting:
             return False
         barrier = _Barrier()
+        refusals, deadline = self._refusals, time.monotonic() + timeout_s
         self._queue.append(barrier)
         self._wake.set()
-        return barrier.reached.wait(timeout_s) and barrier.stored
+        while not barrier.reached.wait(max(0.0, min(0.05, deadline - time.monotonic()))):
+            if self._refusals > refusals or time.monotonic() >= deadline:
+                break
+        return barrier.stored
 
     def close(self, status: RunStatus, message: str | None = None) -> None:
         """Store what is queued, say how the run ended, and end the thread.
@@ -228,8 +234,7 @@ class RunWriter:
         finally:
             self._accepting = False
             self._ledger.dispose()
-            for barrier in self._barriers:
-                barrier.reached.set()
+            self._release(stored=False)
 
     def _finish_if_done(self) -> bool:
         """Whether the thread may end: all is stored and said, or the time is up."""
@@ -304,8 +309,11 @@ class RunWriter:
 
     def _recovered(self) -> None:
         self._failing_since = self.failed = None
+        self._release(stored=True)
+
+    def _release(self, *, stored: bool) -> None:
         for barrier in self._barriers:
-            barrier.stored = True
+            barrier.stored = stored
             barrier.reached.set()
         self._barriers.clear()
 
@@ -326,6 +334,7 @@ class RunWriter:
                 f"cannot write to {self._ledger.where}: {self.failed} Training goes on; up to "
                 f"{CAPACITY:,} records wait in memory, what comes on top is lost and counted."
             )
+            self._refusals += sqlite_code(error) is not None
 
     def _give_up(self) -> None:
         """Nothing more can be stored: count what is left and stop."""

@@ -110,9 +110,9 @@ def moved(record: Any, device: int) -> Any:
     return replace(record, device=device)
 
 
-def test_a_run_comes_back_as_it_was_entered(store_url: str, make_run: MakeRun) -> None:
+def test_a_run_comes_back_as_it_was_entered(ready_url: str, make_run: MakeRun) -> None:
     run = make_run(world_size=4)
-    with stored(store_url, run) as reader:
+    with stored(ready_url, run) as reader:
         found = reader.run(run.id)
     assert (found.id, found.name, found.world_size) == (run.id, run.name, 4)
     assert found.settings == run.settings
@@ -124,9 +124,9 @@ def test_a_run_comes_back_as_it_was_entered(store_url: str, make_run: MakeRun) -
     assert found.lost_records == 0
 
 
-def test_a_device_comes_back_with_a_number(store_url: str, make_run: MakeRun) -> None:
+def test_a_device_comes_back_with_a_number(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
-    with stored(store_url, run) as reader:
+    with stored(ready_url, run) as reader:
         (device,) = reader.devices(run.id)
     assert device.id is not None
     assert device == moved_device(GPU, device.id)
@@ -136,20 +136,20 @@ def moved_device(device: DeviceInfo, number: int) -> DeviceInfo:
     return replace(device, id=number)
 
 
-def test_devices_are_ordered_by_rank_and_index(store_url: str, make_run: MakeRun) -> None:
+def test_devices_are_ordered_by_rank_and_index(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
     shuffled = [
         DeviceInfo(rank=rank, host="h", kind="cuda", index=index)
         for rank, index in ((1, 1), (0, 1), (1, 0), (0, 0))
     ]
-    with writing(store_url, run, *shuffled), RunReader(store_url) as reader:
+    with writing(ready_url, run, *shuffled), RunReader(ready_url) as reader:
         found = [(device.rank, device.index) for device in reader.devices(run.id)]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_every_field_of_a_step_comes_back(store_url: str, make_run: MakeRun) -> None:
+def test_every_field_of_a_step_comes_back(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
-    with stored(store_url, run, FULL_STEP) as reader:
+    with stored(ready_url, run, FULL_STEP) as reader:
         device = only_device(reader, run)
         expected = moved(FULL_STEP, device)
         assert reader.step(run.id, device, 7) == expected
@@ -162,10 +162,10 @@ def test_every_field_of_a_step_comes_back(store_url: str, make_run: MakeRun) -> 
     assert isinstance(found.peak_phase, Phase)
 
 
-def test_unknown_stays_unknown(store_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
+def test_unknown_stays_unknown(ready_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
     run = make_run()
     bare = make_step(0, None, peak=MemoryUse(), end=MemoryUse())
-    with stored(store_url, run, bare) as reader:
+    with stored(ready_url, run, bare) as reader:
         device = only_device(reader, run)
         assert reader.step(run.id, device, 0) == moved(bare, device)
         table = reader.steps(run.id, device)
@@ -174,9 +174,9 @@ def test_unknown_stays_unknown(store_url: str, make_run: MakeRun, make_step: Mak
     assert summary.peak_allocated is None
 
 
-def test_a_step_table_has_every_column(store_url: str, make_run: MakeRun) -> None:
+def test_a_step_table_has_every_column(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
-    with stored(store_url, run, FULL_STEP) as reader:
+    with stored(ready_url, run, FULL_STEP) as reader:
         table = reader.steps(run.id, only_device(reader, run))
     assert len(table) == 1
     assert table.level == 1
@@ -190,7 +190,7 @@ def test_a_step_table_has_every_column(store_url: str, make_run: MakeRun) -> Non
     assert row == {}
 
 
-def test_phases_and_modules_come_back(store_url: str, make_run: MakeRun) -> None:
+def test_phases_and_modules_come_back(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
     phases = [
         PhaseRecord(device=0, step=7, sequence=number, phase=phase, duration_s=0.25, peak=FULL_USE)
@@ -200,7 +200,7 @@ def test_phases_and_modules_come_back(store_url: str, make_run: MakeRun) -> None
         ModuleRecord(device=0, step=7, module="", activations=1),
         ModuleRecord(device=0, step=7, module="blocks.0.mlp", activations=5, parameters=6),
     ]
-    with stored(store_url, run, FULL_STEP, *reversed(phases), *modules) as reader:
+    with stored(ready_url, run, FULL_STEP, *reversed(phases), *modules) as reader:
         device = only_device(reader, run)
         assert reader.phases(run.id, device, 7) == tuple(moved(p, device) for p in phases)
         assert reader.modules(run.id, device, 7) == tuple(
@@ -210,7 +210,7 @@ def test_phases_and_modules_come_back(store_url: str, make_run: MakeRun) -> None
         assert reader.detail_steps(run.id, device) == (7,)
 
 
-def test_detail_steps_are_those_of_phases_or_modules(store_url: str, make_run: MakeRun) -> None:
+def test_detail_steps_are_those_of_phases_or_modules(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
     records = [
         *(
@@ -222,11 +222,11 @@ def test_detail_steps_are_those_of_phases_or_modules(store_url: str, make_run: M
         ModuleRecord(device=0, step=75, module="a", activations=1),
         ModuleRecord(device=0, step=50, module="a", activations=1),
     ]
-    with stored(store_url, run, *records) as reader:
+    with stored(ready_url, run, *records) as reader:
         assert reader.detail_steps(run.id, only_device(reader, run)) == (0, 50, 75, 100)
 
 
-def test_events_come_back_in_the_order_of_their_instants(store_url: str, make_run: MakeRun) -> None:
+def test_events_come_back_in_the_order_of_their_instants(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
     late = Event(
         kind=EventKind.OOM,
@@ -238,7 +238,7 @@ def test_events_come_back_in_the_order_of_their_instants(store_url: str, make_ru
         bytes=2**40,
     )
     early = Event(kind=EventKind.NOTE, at_ns=5, message="a note")
-    with stored(store_url, run, late, early) as reader:
+    with stored(ready_url, run, late, early) as reader:
         device = only_device(reader, run)
         first, second = reader.events(run.id)
     assert first == early
@@ -272,11 +272,11 @@ def prediction(allocated: int, method: PredictionMethod) -> PredictionRecord:
     )
 
 
-def test_the_newest_prediction_of_each_method_comes_back(store_url: str, make_run: MakeRun) -> None:
+def test_the_newest_prediction_of_each_method_comes_back(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
     analytic, dry_run = PredictionMethod.ANALYTIC, PredictionMethod.DRY_RUN
     records = (prediction(50, analytic), prediction(70, dry_run), prediction(60, analytic))
-    with stored(store_url, run, *records) as reader:
+    with stored(ready_url, run, *records) as reader:
         device = only_device(reader, run)
         found = reader.predictions(run.id)
         summary = reader.runs().rows[0]
@@ -284,36 +284,36 @@ def test_the_newest_prediction_of_each_method_comes_back(store_url: str, make_ru
     assert summary.predicted_peak == 60
 
 
-def test_settings_are_merged_and_the_rest_replaced(store_url: str, make_run: MakeRun) -> None:
+def test_settings_are_merged_and_the_rest_replaced(ready_url: str, make_run: MakeRun) -> None:
     run = make_run(settings={"optimizer": "sgd", "lr": 1})
-    with writing(store_url, run) as writer:
+    with writing(ready_url, run) as writer:
         writer.update_run(settings={"lr": 2, "loss": float("nan")}, name="better name")
         writer.update_run(environment={"torch": "2.13"}, world_size=8)
         assert writer.flush()
-        with RunReader(store_url) as reader:
+        with RunReader(ready_url) as reader:
             found = reader.run(run.id)
     assert found.settings == {"optimizer": "sgd", "lr": 2, "loss": "nan"}
     assert found.environment == {"host": "node1", "torch": "2.13"}
     assert (found.name, found.world_size) == ("better name", 8)
 
 
-def test_what_a_run_cannot_change_is_refused(store_url: str, make_run: MakeRun) -> None:
+def test_what_a_run_cannot_change_is_refused(ready_url: str, make_run: MakeRun) -> None:
     with (
-        writing(store_url, make_run()) as writer,
+        writing(ready_url, make_run()) as writer,
         pytest.raises(ValueError, match=r"cannot change id.*only environment, name"),
     ):
         writer.update_run(id="other")
 
 
 def test_a_device_added_later_gets_its_records(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    with writing(store_url, run) as writer:
+    with writing(ready_url, run) as writer:
         position = writer.add_device(DeviceInfo(host="node1", kind="cpu"))
         writer.write(make_step(0, 5, device=position))
         assert writer.flush()
-        with RunReader(store_url) as reader:
+        with RunReader(ready_url) as reader:
             added = next(d for d in reader.devices(run.id) if d.kind == "cpu")
             assert added.id is not None
             found = reader.last_step(run.id, added.id)
@@ -321,14 +321,14 @@ def test_a_device_added_later_gets_its_records(
 
 
 def test_a_step_written_again_replaces_the_first(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
     first = [make_step(step, 900 if step == 13 else step) for step in range(100)]
     again = [make_step(step, 500 if step == 14 else step) for step in range(10, 40)]
-    with stored(store_url, run, *first) as reader:
+    with stored(ready_url, run, *first) as reader:
         device = only_device(reader, run)
-    with stored(store_url, run, *again) as reader:
+    with stored(ready_url, run, *again) as reader:
         assert reader.step(run.id, device, 13) == make_step(13, 13, device=device)
         assert reader.peak_step(run.id, device) == make_step(14, 500, device=device)
         last = reader.last_step(run.id, device)
@@ -341,10 +341,10 @@ def test_a_step_written_again_replaces_the_first(
 
 
 def test_a_live_run_is_read_while_it_is_written(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    with writing(store_url, run) as writer, RunReader(store_url) as reader:
+    with writing(ready_url, run) as writer, RunReader(ready_url) as reader:
         device = only_device(reader, run)
         tokens = [reader.change_token(run.id)]
         for step in range(3):
@@ -359,15 +359,15 @@ def test_a_live_run_is_read_while_it_is_written(
         assert writer.flush()
         tokens.append(reader.change_token(run.id))
         assert reader.run(run.id).status is RunStatus.RUNNING
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         tokens.append(reader.change_token(run.id))
     assert len(set(tokens)) == len(tokens)
 
 
-def test_steps_of_a_span(store_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
+def test_steps_of_a_span(ready_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
     run = make_run()
     steps = [make_step(step) for step in range(10, 60)]
-    with stored(store_url, run, *steps) as reader:
+    with stored(ready_url, run, *steps) as reader:
         device = only_device(reader, run)
         assert reader.steps(run.id, device, first=20, last=23).columns["step"] == [20, 21, 22, 23]
         assert reader.steps(run.id, device, last=11).columns["step"] == [10, 11]
@@ -379,11 +379,11 @@ def test_steps_of_a_span(store_url: str, make_run: MakeRun, make_step: MakeStep)
 
 
 def test_a_device_of_another_run_has_no_steps_here(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run, other = make_run(), make_run(id="ffff00000000")
-    stored(store_url, other).close()
-    with stored(store_url, run, make_step(0)) as reader:
+    stored(ready_url, other).close()
+    with stored(ready_url, run, make_step(0)) as reader:
         device = only_device(reader, run)
         assert len(reader.steps(other.id, device)) == 0
         assert reader.last_step(other.id, device) is None
@@ -392,22 +392,22 @@ def test_a_device_of_another_run_has_no_steps_here(
 
 
 def test_many_steps_are_streamed_whole(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    with stored(store_url, run, *(make_step(step) for step in range(4500))) as reader:
+    with stored(ready_url, run, *(make_step(step) for step in range(4500))) as reader:
         found = [record.step for record in reader.iter_steps(run.id, only_device(reader, run))]
     assert found == list(range(4500))
 
 
-def test_the_list_of_runs(store_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
+def test_the_list_of_runs(ready_url: str, make_run: MakeRun, make_step: MakeStep) -> None:
     start = datetime(2026, 5, 1, tzinfo=UTC)
     for number in range(5):
         run = make_run(
             id=f"{number:012x}", name=f"Run_{number}", started_at=start + timedelta(hours=number)
         )
-        stored(store_url, run, make_step(0, 10), make_step(1, 10 + number), make_step(2, 3)).close()
-    with RunReader(store_url) as reader:
+        stored(ready_url, run, make_step(0, 10), make_step(1, 10 + number), make_step(2, 3)).close()
+    with RunReader(ready_url) as reader:
         page = reader.runs(limit=2, offset=1)
         assert page.total == 5
         assert [row.info.name for row in page.rows] == ["Run_3", "Run_2"]
@@ -422,30 +422,30 @@ def test_the_list_of_runs(store_url: str, make_run: MakeRun, make_step: MakeStep
 
 
 def test_a_summary_is_of_the_fullest_device(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
     large = DeviceInfo(rank=0, host="h", kind="cuda", index=0, total_bytes=1000)
     small = DeviceInfo(rank=1, host="h", kind="cuda", index=1, total_bytes=100)
-    with writing(store_url, run, large, small) as writer:
+    with writing(ready_url, run, large, small) as writer:
         writer.write(make_step(5, 500, device=0))
         writer.write(make_step(4, 90, device=1))
         assert writer.flush()
-        with RunReader(store_url) as reader:
+        with RunReader(ready_url) as reader:
             row = reader.runs().rows[0]
     assert (row.devices, row.steps) == (2, 5)
     assert (row.peak_allocated, row.capacity) == (90, 100)
 
 
-def test_a_run_is_found_by_id_name_or_prefix(store_url: str, make_run: MakeRun) -> None:
+def test_a_run_is_found_by_id_name_or_prefix(ready_url: str, make_run: MakeRun) -> None:
     start = datetime(2026, 5, 1, tzinfo=UTC)
     for number, (key, name) in enumerate(
         [("abcd00000001", "llama"), ("abcd00000002", "llama"), ("beef00000003", "gpt-small")]
     ):
         stored(
-            store_url, make_run(id=key, name=name, started_at=start + timedelta(days=number))
+            ready_url, make_run(id=key, name=name, started_at=start + timedelta(days=number))
         ).close()
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         assert reader.run("abcd00000001").id == "abcd00000001"
         assert reader.run("llama").id == "abcd00000002"
         assert reader.run("beef").id == "beef00000003"
@@ -461,10 +461,10 @@ def test_a_run_is_found_by_id_name_or_prefix(store_url: str, make_run: MakeRun) 
 
 
 def test_a_silent_run_is_stale(
-    store_url: str, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    ready_url: str, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
-    with writing(store_url, run), RunReader(store_url) as reader:
+    with writing(ready_url, run), RunReader(ready_url) as reader:
         assert reader.run(run.id).status is RunStatus.RUNNING
         assert reader.runs(status=RunStatus.RUNNING).total == 1
         assert reader.runs(status=RunStatus.STALE).total == 0
@@ -472,17 +472,17 @@ def test_a_silent_run_is_stale(
         assert reader.run(run.id).status is RunStatus.STALE
         assert reader.runs(status=RunStatus.RUNNING).total == 0
         assert reader.runs(status=RunStatus.STALE).rows[0].info.status is RunStatus.STALE
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         assert reader.run(run.id).status is RunStatus.COMPLETED
 
 
 def test_a_heartbeat_goes_on_without_records(
-    store_url: str, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    ready_url: str, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vramscope.storage.writer.HEARTBEAT_S", 0.01)
     run = make_run()
-    writer = RunWriter(store_url, run, (GPU,), flush_interval_s=0.01)
-    with RunReader(store_url) as reader:
+    writer = RunWriter(ready_url, run, (GPU,), flush_interval_s=0.01)
+    with RunReader(ready_url) as reader:
         first = reader.run(run.id).heartbeat_at
         deadline = time.monotonic() + 5
         while reader.run(run.id).heartbeat_at == first:
@@ -506,18 +506,18 @@ RANKS = [DeviceInfo(rank=rank, host="h", kind="cuda", index=rank) for rank in ra
     ],
 )
 def test_the_gravest_ending_of_all_ranks_is_the_runs(
-    store_url: str,
+    ready_url: str,
     make_run: MakeRun,
     endings: list[tuple[int, str]],
     status: str,
     message: str | None,
 ) -> None:
     run = make_run(world_size=3)
-    writers = {rank: RunWriter(store_url, run, (device,)) for rank, device in enumerate(RANKS)}
+    writers = {rank: RunWriter(ready_url, run, (device,)) for rank, device in enumerate(RANKS)}
     for rank, ending in endings:
         text = None if ending == "completed" else f"rank {rank}"
         writers[rank].close(RunStatus(ending), text)
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         found = reader.run(run.id)
     assert (found.status, found.status_message) == (status, message)
     assert (found.ended_at is None) == (status == "running")
@@ -525,54 +525,54 @@ def test_the_gravest_ending_of_all_ranks_is_the_runs(
         writer.close(RunStatus.COMPLETED)
 
 
-def test_a_rank_that_joins_leaves_the_run_as_it_is(store_url: str, make_run: MakeRun) -> None:
-    first = RunWriter(store_url, make_run(), RANKS[:1])
+def test_a_rank_that_joins_leaves_the_run_as_it_is(ready_url: str, make_run: MakeRun) -> None:
+    first = RunWriter(ready_url, make_run(), RANKS[:1])
     first.update_run(settings={"seed": 1})
     assert first.flush()
-    second = RunWriter(store_url, make_run(name="other", settings={}), RANKS[1:2])
-    with RunReader(store_url) as reader:
+    second = RunWriter(ready_url, make_run(name="other", settings={}), RANKS[1:2])
+    with RunReader(ready_url) as reader:
         found = reader.run(make_run().id)
         assert len(reader.devices(found.id)) == 2
     assert found.name == make_run().name
     assert found.settings["seed"] == 1
     first.close(RunStatus.COMPLETED)
-    late = RunWriter(store_url, make_run(), RANKS[2:])
-    with RunReader(store_url) as reader:
+    late = RunWriter(ready_url, make_run(), RANKS[2:])
+    with RunReader(ready_url) as reader:
         assert reader.run(found.id).status is RunStatus.COMPLETED
     for writer in (second, late):
         writer.close(RunStatus.COMPLETED)
 
 
 def test_the_first_rank_sets_an_ended_run_going_again(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    with writing(store_url, run) as writer:
+    with writing(ready_url, run) as writer:
         writer.write(make_step(0))
         writer.close(RunStatus.FAILED, "boom")
-    with writing(store_url, run) as writer, RunReader(store_url) as reader:
+    with writing(ready_url, run) as writer, RunReader(ready_url) as reader:
         found = reader.run(run.id)
         assert (found.status, found.status_message, found.ended_at) == ("running", None, None)
         assert len(reader.devices(run.id)) == 1
         assert len(reader.steps(run.id, only_device(reader, run))) == 1
 
 
-def test_a_run_does_not_end_as_running(store_url: str, make_run: MakeRun) -> None:
-    with writing(store_url, make_run()) as writer:
+def test_a_run_does_not_end_as_running(ready_url: str, make_run: MakeRun) -> None:
+    with writing(ready_url, make_run()) as writer:
         for status in (RunStatus.RUNNING, RunStatus.STALE):
             with pytest.raises(ValueError, match="does not end as"):
                 writer.close(status)
 
 
-def test_a_store_without_a_run_is_fine(store_url: str, make_run: MakeRun) -> None:
+def test_a_store_without_a_run_is_fine(ready_url: str, make_run: MakeRun) -> None:
     run = make_run()
-    stored(store_url, run).close()
-    engine = writer_engine(normalise_url(store_url))
+    stored(ready_url, run).close()
+    engine = writer_engine(normalise_url(ready_url))
     with engine.begin() as connection:
         for table in reversed(schema.metadata.sorted_tables):
             connection.execute(table.delete())
     engine.dispose()
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         page = reader.runs()
         assert (page.total, page.rows) == (0, ())
         assert reader.devices(run.id) == ()
@@ -588,11 +588,11 @@ def test_nothing_there_yet_says_how_to_record(store_url: str) -> None:
 
 
 def test_a_run_deleted_under_its_writer_ends_the_writing(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    writer = RunWriter(store_url, run, (GPU,), flush_interval_s=5)
-    engine = writer_engine(normalise_url(store_url))
+    writer = RunWriter(ready_url, run, (GPU,), flush_interval_s=5)
+    engine = writer_engine(normalise_url(ready_url))
     with engine.begin() as connection:
         connection.execute(schema.devices.delete())
         connection.execute(schema.runs.delete())
@@ -601,28 +601,28 @@ def test_a_run_deleted_under_its_writer_ends_the_writing(
     with pytest.warns(StorageWarning, match="cannot write to|refused"):
         writer.close(RunStatus.COMPLETED)
     assert writer.lost_records == 1
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         assert reader.runs().total == 0
 
 
 def test_lost_records_are_counted_in_the_run(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    with writing(store_url, run) as writer:
+    with writing(ready_url, run) as writer:
         for record in (make_step(0, device=5), make_step(1), make_step(2, 2**70)):
             writer.write(record)
         with pytest.warns(StorageWarning, match="2 record.* refused"):
             assert writer.flush()
         assert writer.lost_records == 2
         assert writer.flush()
-        with RunReader(store_url) as reader:
+        with RunReader(ready_url) as reader:
             assert reader.run(run.id).lost_records == 2
             assert len(reader.steps(run.id, only_device(reader, run))) == 1
 
 
-def test_times_of_another_zone_are_the_same_instant(store_url: str, make_run: MakeRun) -> None:
+def test_times_of_another_zone_are_the_same_instant(ready_url: str, make_run: MakeRun) -> None:
     started = datetime(2026, 3, 1, 14, 0, tzinfo=timezone(timedelta(hours=5, minutes=30)))
     run = make_run(started_at=started)
-    with stored(store_url, run) as reader:
+    with stored(ready_url, run) as reader:
         assert reader.run(run.id).started_at == started

@@ -119,20 +119,20 @@ def test_unknown_is_below_every_known_peak() -> None:
 
 @pytest.mark.parametrize("stops", [[], [1], [8], [63], [64], [65, 66], [100, 512, 777]])
 def test_a_writer_that_was_killed_is_followed_by_one_that_goes_on(
-    store_url: str, make_run: MakeRun, make_step: MakeStep, stops: list[int]
+    ready_url: str, make_run: MakeRun, make_step: MakeStep, stops: list[int]
 ) -> None:
     """Each ledger is dropped without an ending, as ``kill -9`` does."""
     run = make_run()
     total = 1200
     bounds = [0, *stops, total]
     for begin, end in pairwise(bounds):
-        ledger = RunLedger(normalise_url(store_url), run.id)
+        ledger = RunLedger(normalise_url(ready_url), run.id)
         ledger.open(run, (CPU,))
         for part in range(begin, end, 150):
             ledger.store([make_step(s, s * 7919 % 1009) for s in range(part, min(part + 150, end))])
         ledger.dispose()
     expected = reference([row(s, s * 7919 % 1009) for s in range(total)])
-    engine = writer_engine(normalise_url(store_url))
+    engine = writer_engine(normalise_url(ready_url))
     table = schema.rollups
     with engine.begin() as connection:
         found = {
@@ -146,17 +146,17 @@ def test_a_writer_that_was_killed_is_followed_by_one_that_goes_on(
 
 
 def test_a_failed_batch_leaves_no_trace_in_the_rollups(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     run = make_run()
-    ledger = RunLedger(normalise_url(store_url), run.id)
+    ledger = RunLedger(normalise_url(ready_url), run.id)
     ledger.open(run, (CPU,))
     ledger.store([make_step(s, 5) for s in range(20)])
     with pytest.raises(KeyError):
         ledger.store([*(make_step(s, 99) for s in range(20, 40)), make_step(40, device=3)])
     ledger.store([make_step(s, 6) for s in range(20, 40)])
     ledger.dispose()
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         (device,) = reader.devices(run.id)
         assert device.id is not None
         table = reader.steps(run.id, device.id, max_rows=20)

@@ -147,19 +147,19 @@ def full_disk(pages: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_full_disk_is_said_once_and_forgotten_when_there_is_room(
-    path: Path, make_run: MakeRun, make_step: MakeStep
+    path: Path, make_run: MakeRun, make_step: MakeStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with full_disk(60):
         writer = RunWriter(path, make_run(), (CPU,), flush_interval_s=5)
         for step in range(5000):
             writer.write(make_step(step))
         with pytest.warns(StorageWarning, match=r"the disk is full\. Free some space") as caught:
-            assert not writer.flush(0.5)
+            assert not writer.flush(30)
         assert len(caught) == 1
+    monkeypatch.setattr(writer_module, "CLOSE_TIMEOUT_S", 20)
     with no_warning():
-        assert writer.flush(10)
         writer.close(RunStatus.COMPLETED)
-    assert writer.lost_records == 0
+    assert (writer.lost_records, writer.failed) == (0, None)
     assert stored_steps(path, make_run().id) == list(range(5000))
 
 
@@ -202,14 +202,14 @@ def test_warnings_made_errors_do_not_end_the_thread(
     assert stored_steps(path, make_run().id) == [1]
 
 
-@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("ready_url", ["postgresql"], indirect=True)
 def test_a_lost_connection_is_made_again(
-    store_url: str, make_run: MakeRun, make_step: MakeStep
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
 ) -> None:
-    writer = RunWriter(store_url, make_run(), (CPU,), flush_interval_s=5)
+    writer = RunWriter(ready_url, make_run(), (CPU,), flush_interval_s=5)
     writer.write(make_step(0))
     assert writer.flush()
-    engine = postgres_engine(normalise_url(store_url))
+    engine = postgres_engine(normalise_url(ready_url))
     with engine.begin() as connection:
         connection.execute(
             text(
@@ -224,7 +224,7 @@ def test_a_lost_connection_is_made_again(
         assert writer.flush(15)
     writer.close(RunStatus.COMPLETED)
     assert writer.lost_records == 0
-    with RunReader(store_url) as reader:
+    with RunReader(ready_url) as reader:
         (device,) = reader.devices(make_run().id)
         assert device.id is not None
         assert len(reader.steps(make_run().id, device.id)) == 2
