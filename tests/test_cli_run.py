@@ -30,7 +30,7 @@ def start(*arguments: object, folder: Path, **options: Any) -> subprocess.Popen[
     )
 
 
-@pytest.mark.parametrize("before", [(), ("--name", "n"), ("--",)])
+@pytest.mark.parametrize("before", [("--name", "n"), ("--",)])
 def test_all_that_follows_the_script_is_its_own(before: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import json, os, sys\n"

@@ -13,5 +13,5 @@ def iso(when: datetime) -> str:
 def iso_of_ns(at_ns: int) -> str:
     """Nanoseconds since 1970, to the nanosecond: as a number JavaScript would lose digits."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
-    whole = datetime.fromtimestamp(seconds, UTC)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    whole = datetime.fromtimestamp(seconds, UTC).isoformat()
+    return f"{whole[:19]}.{rest:09d}Z"

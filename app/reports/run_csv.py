@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from operator import attrgetter
 
 from vramscope.storage.reader import RunReader
 from vramscope.storage.records import MEMORY_LINES, DeviceInfo, StepRecord
@@ -43,6 +44,8 @@ COLUMNS: tuple[str, ...] = (
 
 Cell = str | int | float | None
 
+_lines = attrgetter(*MEMORY_LINES)
+
 
 def csv_export(reader: RunReader, run_id: str, *, progress: Progress = ignore) -> Iterator[str]:
     """Export every step of one run in pieces of CSV text, in constant memory.
@@ -68,8 +71,9 @@ def csv_export(reader: RunReader, run_id: str, *, progress: Progress = ignore) -
     rows = 0
     for device in reader.devices(run_id):
         assert device.id is not None, "a device that was read has its number in the store"
+        about = _device_cells(device)
         for step in reader.iter_steps(run_id, device.id):
-            writer.writerow(_cell(value) for value in _row(device, step))
+            writer.writerow(_row(about, step))
             rows += 1
             if rows % _ROWS_A_CHUNK == 0:
                 progress(rows)
@@ -77,35 +81,37 @@ def csv_export(reader: RunReader, run_id: str, *, progress: Progress = ignore) -
     yield _take(text)
 
 
-def _row(device: DeviceInfo, step: StepRecord) -> Iterator[Cell]:
-    yield step.step
-    yield step.device
-    yield device.rank
-    yield device.host
-    yield device.kind
-    yield device.index
-    yield device.name
-    yield iso_of_ns(step.started_ns)
-    yield step.duration_s
-    yield step.micro_steps
-    yield step.skipped
-    yield step.detail
-    yield step.carried
-    yield from (value for _, value in step.end.items())
-    yield step.master_weights
-    yield step.peak_phase
-    yield from (value for _, value in step.peak.items())
-    yield step.device_used
-    yield step.process_used
-    yield step.requested
-    yield step.host_pinned
-    yield step.paged
+def _device_cells(device: DeviceInfo) -> tuple[Cell, ...]:
+    name = device.name and neutralise(device.name)
+    return (device.rank, neutralise(device.host), neutralise(device.kind), device.index, name)
 
 
-def _cell(value: Cell) -> Cell:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return neutralise(str(value)) if isinstance(value, str) else value
+def _row(about: tuple[Cell, ...], step: StepRecord) -> tuple[Cell, ...]:
+    """One row; the only text in it that comes from a run is that about the device."""
+    return (
+        step.step,
+        step.device,
+        *about,
+        iso_of_ns(step.started_ns),
+        step.duration_s,
+        step.micro_steps,
+        _yes_or_no(step.skipped),
+        _yes_or_no(step.detail),
+        _yes_or_no(step.carried),
+        *_lines(step.end),
+        step.master_weights,
+        step.peak_phase,
+        *_lines(step.peak),
+        step.device_used,
+        step.process_used,
+        step.requested,
+        step.host_pinned,
+        step.paged,
+    )
+
+
+def _yes_or_no(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _take(text: io.StringIO) -> str:

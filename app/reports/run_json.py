@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
+from operator import attrgetter
 
 from vramscope.storage.reader import RunReader
 from vramscope.storage.records import (
+    MEMORY_LINES,
     DeviceInfo,
     Event,
     MemoryUse,
@@ -28,6 +30,8 @@ FORMAT = "vramscope-run"
 VERSION = 1
 
 _STEPS_A_CHUNK = 200
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_lines = attrgetter(*MEMORY_LINES)
 
 
 def json_export(reader: RunReader, run_id: str, *, progress: Progress = ignore) -> Iterator[str]:
@@ -89,10 +93,6 @@ def _stream(rows: Iterator[dict[str, object]], progress: Progress) -> Iterator[s
 
 def _rows(rows: Iterable[dict[str, object]]) -> str:
     return "[" + ",".join(f"\n{_dumps(row)}" for row in rows) + "]"
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def run_mapping(run: RunInfo) -> dict[str, object]:
@@ -203,4 +203,4 @@ def prediction_mapping(record: PredictionRecord) -> dict[str, object]:
 
 def memory_mapping(use: MemoryUse) -> dict[str, int | None]:
     """The books of one instant by the names of their lines."""
-    return dict(use.items())
+    return dict(zip(MEMORY_LINES, _lines(use), strict=True))
