@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
-from vramscope.storage.records import MemoryClass, Phase
-
 from .architectures import DecoderArchitecture
-from .blocks import embed, gpt_block, head_and_loss, llama_block
-from .dtypes import ITEM_BYTES
+from .blocks import CACHED, embed, gpt_block, head_and_loss, llama_block
 from .scenario import Scenario
 from .tape import Numerics, Op, Storage, Tape, Value, padded_rows
-from .terms import Term
-
-PASSES = frozenset({Phase.FORWARD, Phase.BACKWARD})
 
 
 @dataclass(frozen=True)
@@ -23,6 +17,8 @@ class Segment:
     """A stretch of the forward pass: the operators, and the storages that it keeps."""
 
     ops: tuple[Op, ...]
+    entry: Value | None
+    exit: Value
     layers: int = 1
 
     @cached_property
@@ -46,17 +42,22 @@ class Segment:
         return sum(s.nbytes for s in self.copies)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recording:
     """A whole forward pass: embeddings, one block that stands for all, head and loss."""
 
     embedding: Segment
     block: Segment
     head: Segment
-    block_input: Storage
-    logits: Value
-    loss: Value
+    held: tuple[Value, ...]
+    """What the model's variables hold at the loss; the logits first."""
     sizes: Mapping[str, int]
+
+    @cached_property
+    def cache(self) -> tuple[Storage, ...]:
+        """One layer's storages of the key-value cache, kept for backward or not."""
+        made = (v.storage for op in self.block.ops for v in op.outputs)
+        return tuple(dict.fromkeys(s for s in made if s.label in CACHED))
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -81,26 +82,28 @@ def record(scenario: Scenario) -> Recording:
     """
     arch, batch = scenario.architecture, scenario.batch
     assert arch is not None
-    assert batch is not None and batch.sequence is not None
+    assert batch is not None
+    assert batch.sequence is not None
     sizes = _sizes(arch, batch.micro_batch, batch.sequence)
     tape = Tape(sizes, _numerics(scenario))
     block = gpt_block if arch.is_gpt else llama_block
     x = embed(tape, arch)
-    embedding = _cut(tape)
-    block_input = x.storage
+    embedding = _cut(tape, None, x)
+    entry = x
     x = block(tape, arch, x, attention=scenario.attention, cache=scenario.use_cache)
-    layer = _cut(tape, arch.layers)
+    layer = _cut(tape, entry, x, arch.layers)
+    entry = x
     upcast = scenario.loss.upcast_logits
-    logits, loss = head_and_loss(
+    held, loss = head_and_loss(
         tape, arch, x, upcast=arch.family != "nanogpt" if upcast is None else upcast
     )
-    return Recording(embedding, layer, _cut(tape), block_input, logits, loss, sizes)
+    return Recording(embedding, layer, _cut(tape, entry, loss), tuple(held), sizes)
 
 
-def _cut(tape: Tape, layers: int = 1) -> Segment:
+def _cut(tape: Tape, entry: Value | None, leaves: Value, layers: int = 1) -> Segment:
     ops = tuple(tape.ops)
     tape.ops.clear()
-    return Segment(ops, layers)
+    return Segment(ops, entry, leaves, layers)
 
 
 def _sizes(arch: DecoderArchitecture, samples: int, tokens: int) -> dict[str, int]:
@@ -132,22 +135,3 @@ def _numerics(scenario: Scenario) -> Numerics:
         device=scenario.device,
         dropout_active=scenario.dropout_active,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
-    """Terms of the forward and the backward pass, or why there are none."""
-
-    terms: tuple[Term, ...] = ()
-    unknown: Mapping[MemoryClass, frozenset[Phase]] = field(default_factory=dict)
-    not_modelled: tuple[str, ...] = ()
-    uncertain: int = 0
-    """Bytes in the terms that may not be there: the training loop decides."""
-
-
-def passes_of(scenario: Scenario) -> Passes:
-    """Activations, weight copies and temporaries of both passes."""
-    unknown = {MemoryClass.ACTIVATIONS: PASSES, MemoryClass.TEMPORARIES: PASSES}
-    if scenario.autocast:
-        unknown[MemoryClass.AUTOCAST_CACHE] = PASSES
-    return Passes(unknown=unknown, not_modelled=("activations: not yet",))

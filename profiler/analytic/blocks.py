@@ -7,6 +7,8 @@ from .attention import fused_attention, written_out_attention
 from .tape import Tape, Value
 
 TOKENS = ("b", "s", "h")
+CACHED = ("cached keys", "cached values")
+"""Labels of what a key-value cache holds."""
 
 
 def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
@@ -45,7 +47,7 @@ def gpt_block(
     )
     query, key, value = tape.split(joint, (full, full, full))
     if cache:
-        key, value = tape.copy(key, "cached keys"), tape.copy(value, "cached values")
+        key, value = (tape.copy(x, label) for x, label in zip((key, value), CACHED, strict=True))
     if attention == "sdpa":
         mixed = fused_attention(
             tape, query, key, value, dropout=arch.attention_dropout, grouped=False
@@ -77,12 +79,11 @@ def activation(tape: Tape, name: str, x: Value) -> Value:
         relu = name == "relu"
         return tape.unary(x, "MLP activations", keeps_input=not relu, keeps_output=relu)
     # 0.5 * x * (1 + tanh(√(2/π) * (x + 0.044715 * pow(x, 3))))
+    half = tape.scale(x, "halved MLP inputs")
     cube = tape.unary(tape.upper(x, cuda_only=True), "cubes", keeps_input=True)
     inside = tape.scale(tape.add(x, tape.scale(cube, "cubes"), "tanh inputs"), "tanh inputs")
     tanh = tape.unary(inside, "tanh outputs", keeps_output=True)
-    return tape.multiply(
-        tape.scale(x, "halved MLP inputs"), tape.scale(tanh, "1 + tanh"), "MLP activations"
-    )
+    return tape.multiply(half, tape.scale(tanh, "1 + tanh"), "MLP activations")
 
 
 def rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
@@ -119,7 +120,7 @@ def llama_block(
         key = head_norm(tape, key, "g")
     query, key = rotate(tape, query, "rotated queries"), rotate(tape, key, "rotated keys")
     if cache:
-        key, value = tape.copy(key, "cached keys"), tape.copy(value, "cached values")
+        key, value = (tape.copy(x, label) for x, label in zip((key, value), CACHED, strict=True))
     if attention == "sdpa":
         grouped = arch.query_width != arch.kv_width
         mixed = fused_attention(
@@ -149,14 +150,15 @@ def head_norm(tape: Tape, x: Value, heads: str) -> Value:
 
 def head_and_loss(
     tape: Tape, arch: DecoderArchitecture, x: Value, *, upcast: bool
-) -> tuple[Value, Value]:
+) -> tuple[list[Value], Value]:
     """Last norm, logits and cross-entropy over all tokens.
 
     Cross-entropy keeps the log-probabilities (float32 under autocast), the targets and one
     number. Llama's loss raises the logits to float32 first.
 
     Returns:
-        The logits as the model hands them out, and the loss.
+        What the model's own variables hold while the loss is computed (the logits first), and
+        the loss.
     """
     if arch.is_gpt:
         normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
@@ -169,4 +171,5 @@ def head_and_loss(
     loss = tape.value("loss", (), likely.dtype)
     weight = tape.storage("sum of the targets' weights", (), likely.dtype)
     tape.note(likely, out=[loss], saved=(likely.storage, targets, weight))
-    return logits, loss
+    # Hugging Face's forward still names the last hidden state; nanoGPT's does not.
+    return [logits] if arch.family == "nanogpt" else [logits, normed], loss

@@ -14,7 +14,6 @@ from vramscope.storage.records import (
     PredictionTerm,
 )
 
-from .activations import passes_of
 from .model_state import (
     MASTER_WEIGHTS,
     buffer_terms,
@@ -25,13 +24,13 @@ from .model_state import (
     step_terms,
     stepped_tensors,
 )
+from .passes import PLAYED_SOURCE, passes_of
 from .scenario import Scenario
 from .sharding import DDP_SOURCE
 from .terms import ALWAYS, STEP_PHASES, Allocation, Ledger, Term, make_term
 from .zero import zero_terms
 
 AFTER_FORWARD = frozenset({Phase.BACKWARD, Phase.OPTIMIZER, Phase.IDLE})
-PASSES = frozenset({Phase.FORWARD, Phase.BACKWARD})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +79,7 @@ def predict(scenario: Scenario) -> Prediction:
     ``None``, and so is then the ``allocated`` of the phases that it takes part in.
     """
     passes = passes_of(scenario)
-    terms = [*_state_terms(scenario), *passes.terms]
+    terms = [*_state_terms(scenario, passes.gradients_at_peak), *passes.terms]
     unknown = {**_unknown_state(scenario), **passes.unknown}
     ledger = Ledger(tuple(terms), unknown, rounded=scenario.device == "cuda")
     phases = {phase: ledger.use(phase) for phase in STEP_PHASES}
@@ -101,7 +100,7 @@ def predict(scenario: Scenario) -> Prediction:
     )
 
 
-def _state_terms(scenario: Scenario) -> list[Term]:
+def _state_terms(scenario: Scenario, gradients_at_peak: int | None) -> list[Term]:
     """Parameters, gradients, optimizer state, buffers and buckets."""
     buffers = buffer_terms(scenario.inventory)
     if scenario.parallelism.strategy == "zero" and scenario.parallelism.zero_stage:
@@ -110,12 +109,28 @@ def _state_terms(scenario: Scenario) -> list[Term]:
     return [
         *parameter_terms(scenario.inventory),
         *buffers,
-        *gradient_terms(scenario, _gradient_phases(scenario)),
+        *_gradients(scenario, gradients_at_peak),
         *optimizer_terms(scenario, tensors),
         *master_terms(scenario),
         *step_terms(scenario, tensors),
         *_ddp_terms(scenario),
     ]
+
+
+def _gradients(scenario: Scenario, at_peak: int | None) -> list[Term]:
+    """Gradients by phase; at backward's peak only those made so far."""
+    phases = _gradient_phases(scenario)
+    if at_peak is None:
+        return gradient_terms(scenario, phases)
+    so_far = Term(
+        "gradients made so far",
+        MemoryClass.GRADIENTS,
+        at_peak,
+        f"{at_peak:,} B at the fullest instant of backward",
+        PLAYED_SOURCE,
+        frozenset({Phase.BACKWARD}),
+    )
+    return [*gradient_terms(scenario, phases - {Phase.BACKWARD}), so_far]
 
 
 def _gradient_phases(scenario: Scenario) -> frozenset[Phase]:

@@ -26,9 +26,9 @@ class Storage:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """A tensor of the forward pass."""
+    """A tensor of the forward pass; two views of one storage are two values."""
 
     storage: Storage
     dims: Dims
@@ -48,6 +48,8 @@ class Op:
     """Bytes of the gradients of its parameters, in the parameters' type."""
     weight_temporary: int = 0
     """Bytes of the same gradients in 16 bit, where autocast made them before the cast."""
+    cached_bias: int = 0
+    """Bytes of a 16-bit bias that autocast's cache holds until the context is left."""
     passes_gradient: bool = False
     """Its inputs' gradients are its output's own (views, additions)."""
     scratch: int = 0
@@ -205,6 +207,7 @@ class Tape:
             copies=copies,
             weight_gradient=elements * ITEM_BYTES[own],
             weight_temporary=temporary,
+            cached_bias=2 * self.sizes[outside] if copies and bias else 0,
         )
         return result
 

@@ -72,8 +72,7 @@ def _from_nanogpt(model: nn.Module, config: Any) -> DecoderArchitecture:
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    head = next((m for m in linears if m.out_features == config.vocab_size), None)
-    tied = head is not None and any(head.weight is e.weight for e in embeddings)
+    tied = any(m.weight is e.weight for m in linears for e in embeddings)
     return DecoderArchitecture(
         family="nanogpt",
         layers=int(config.n_layer),
