@@ -43,6 +43,13 @@ _SQLITE_REASONS: dict[int, tuple[str, str]] = {
 }
 
 
+class StoreGone(StoreUnavailable):
+    """What this process wrote to is not there any more; nothing will bring it back."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason, "Start the training again to record it.")
+
+
 def sqlite_code(error: BaseException) -> int | None:
     """SQLite's primary result code behind an exception, if there is one."""
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -80,6 +87,12 @@ def opening_error(error: BaseException, where: str) -> StorageError:
     """The error of our tree for a store that could not be opened or read."""
     if isinstance(error, StorageError):
         return error
+    if isinstance(error, OSError):
+        return StoreUnavailable(
+            where,
+            error.strerror or str(error),
+            "Check that its folder exists and that you may write there.",
+        )
     if sqlite_code(error) == sqlite3.SQLITE_NOTADB:
         return NotAVramscopeStore(where, "it is not a SQLite database")
     reason, remedy = explain(error)

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from . import rollups
 from .engine import clean_text, enable_wal, redacted, sqlite_path, writer_engine
-from .errors import StorageError, StoreUnavailable
-from .failures import opening_error, retry_busy
+from .errors import StorageError
+from .failures import StoreGone, opening_error, retry_busy
 from .records import (
     DeviceInfo,
     Event,
@@ -130,7 +130,7 @@ class RunLedger:
             retry_busy(lambda: self._enter(run, run_devices))
         except (DBAPIError, OSError) as error:
             self.dispose()
-            raise _writing_error(error, self.where) from error
+            raise opening_error(error, self.where) from error
         except StorageError:
             self.dispose()
             raise
@@ -360,13 +360,6 @@ class RunLedger:
             raise StoreGone(self.where, "another file took its place while the run was recorded")
 
 
-class StoreGone(StoreUnavailable):
-    """The file that this process wrote to is not there any more; nothing will bring it back."""
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason, "Start the training again to record it.")
-
-
 def _store_prediction(connection: Connection, device_id: int, record: PredictionRecord) -> None:
     made = connection.execute(insert(predictions).values(prediction_values(device_id, record)))
     assert made.inserted_primary_key is not None
@@ -386,16 +379,6 @@ def _upsert(table: str, columns: Sequence[str], keys: int, mark: str) -> str:
         f"INSERT INTO {table} ({names}) VALUES ({marks}) "
         f"ON CONFLICT ({', '.join(columns[:keys])}) DO UPDATE SET {changes}"
     )
-
-
-def _writing_error(error: BaseException, where: str) -> StorageError:
-    if isinstance(error, OSError):
-        return StoreUnavailable(
-            where,
-            error.strerror or str(error),
-            "Check that its folder exists and that you may write there.",
-        )
-    return opening_error(error, where)
 
 
 def _now() -> datetime:

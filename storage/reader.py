@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from . import lookups, rollups
+from . import lookups, rollups, zoom
 from .engine import normalise_url, redacted
 from .failures import opening_error
 from .readonly import open_source
@@ -50,7 +50,6 @@ from .schema import (
     predictions,
     steps,
 )
-from .schema import rollups as rollup_rows
 from .upgrade import check_schema
 
 __all__ = ["RunPage", "RunReader", "RunSummary", "StepTable"]
@@ -59,7 +58,6 @@ STALE_AFTER = lookups.STALE_AFTER
 
 _CHUNK = 2000
 _STEP_FIELDS = [steps.c[name] for name in STEP_COLUMNS]
-_ROLLUP_FIELDS = [rollup_rows.c[name] for name in STEP_COLUMNS]
 
 _T = TypeVar("_T")
 
@@ -170,7 +168,7 @@ class RunReader:
         if max_rows < 1:
             raise ValueError(f"max_rows must be 1 or more, not {max_rows}")
         level, rows = self._read(
-            lambda connection: _choose_level(
+            lambda connection: zoom.rows_within(
                 connection, _checked(connection, run_id, device_id), first, last, max_rows
             )
         )
@@ -317,80 +315,6 @@ def _steps_after(
         query = query.where(steps.c.step > after)
     rows = connection.execute(query.order_by(steps.c.step).limit(_CHUNK))
     return [tuple(row) for row in rows]
-
-
-def _choose_level(
-    connection: Connection, device_id: int, first: int | None, last: int | None, max_rows: int
-) -> tuple[int, list[Row]]:
-    lowest, highest = (
-        connection.execute(select(end(steps.c.step)).where(steps.c.device_id == device_id)).scalar()
-        for end in (func.min, func.max)
-    )
-    if lowest is None or highest is None:
-        return 1, []
-    low = lowest if first is None else max(first, lowest)
-    high = highest if last is None else min(last, highest)
-    closed_end = _closed_ends(connection, device_id)
-    pieces: list[tuple[int, int, int]] = []
-    level = 1
-    for level in (1, *rollups.LEVELS):
-        pieces = rollups.cover(low, high, level, closed_end)
-        if _fits(connection, device_id, pieces, max_rows):
-            break
-    return level, [row for piece in pieces for row in _rows_of(connection, device_id, piece)]
-
-
-def _closed_ends(connection: Connection, device_id: int) -> dict[int, int]:
-    ends = {}
-    for level in rollups.LEVELS:
-        bucket = connection.execute(
-            select(func.max(rollup_rows.c.bucket)).where(
-                rollup_rows.c.device_id == device_id, rollup_rows.c.level == level
-            )
-        ).scalar()
-        if bucket is None:
-            break
-        ends[level] = (bucket + 1) * level
-    return ends
-
-
-def _fits(
-    connection: Connection, device_id: int, pieces: list[tuple[int, int, int]], max_rows: int
-) -> bool:
-    """Whether the pieces hold few enough rows; counted only where steps may be missing."""
-    if sum((last - first) // level + 1 for level, first, last in pieces) <= max_rows:
-        return True
-    count = 0
-    for level, first, last in pieces:
-        query = _piece_query(device_id, level, first, last, [_piece_key(level)])
-        limited = query.limit(max_rows + 1 - count).subquery()
-        count += connection.execute(select(func.count()).select_from(limited)).scalar_one()
-        if count > max_rows:
-            return False
-    return True
-
-
-def _rows_of(connection: Connection, device_id: int, piece: tuple[int, int, int]) -> list[Row]:
-    level, first, last = piece
-    fields = _STEP_FIELDS if level == 1 else _ROLLUP_FIELDS
-    query = _piece_query(device_id, level, first, last, fields).order_by(_piece_key(level))
-    return [tuple(row) for row in connection.execute(query)]
-
-
-def _piece_key(level: int) -> Any:
-    return steps.c.step if level == 1 else rollup_rows.c.bucket
-
-
-def _piece_query(device_id: int, level: int, first: int, last: int, fields: list[Any]) -> Any:
-    if level == 1:
-        return select(*fields).where(
-            steps.c.device_id == device_id, steps.c.step.between(first, last)
-        )
-    return select(*fields).where(
-        rollup_rows.c.device_id == device_id,
-        rollup_rows.c.level == level,
-        rollup_rows.c.bucket.between(first // level, last // level),
-    )
 
 
 def _predictions(connection: Connection, run_id: str) -> tuple[PredictionRecord, ...]:

@@ -21,8 +21,8 @@ from typing import Any
 
 from .engine import normalise_url
 from .errors import StorageWarning
-from .failures import explain, is_busy, is_outage, sqlite_code
-from .ledger import Item, NewDevice, RunChange, RunLedger, StoreGone
+from .failures import StoreGone, explain, is_busy, is_outage, sqlite_code
+from .ledger import Item, NewDevice, RunChange, RunLedger
 from .records import DeviceInfo, Record, RunInfo, RunStatus
 
 CAPACITY = 50_000
