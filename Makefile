@@ -66,7 +66,8 @@ examples: $(RUNTIME_STAMP) ## Run every example
 	@$(BIN)/python examples/run_all.py
 
 benchmarks: $(RUNTIME_STAMP) ## Measure what the hook costs; writes benchmarks/results/
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead.py --write
+	$(BIN)/python docs/fill_readme.py
 
 gpu-check: $(RUNTIME_STAMP) ## Measured against predicted on this machine's GPU; says so if there is none
 	@$(BIN)/python benchmarks/gpu_check.py
