@@ -39,12 +39,10 @@ _STATUS_TONE: dict[RunStatus, str] = {
     RunStatus.STALE: "warn",
 }
 
-_LIGHT_TONES = "--vs-live: #0B6FB3; --vs-good: #00714F; --vs-warn: #8F5B00; --vs-bad: #B3261E;"
-_DARK_TONES = "--vs-live: #6FBDEE; --vs-good: #3FCF9F; --vs-warn: #F0B84A; --vs-bad: #FF8A80;"
-
 STYLE = (
-    f"<style>:root {{ {_LIGHT_TONES} }} "
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_TONES} }} }}</style>"
+    "<style>:root { "
+    "--vs-live: light-dark(#0B6FB3, #6FBDEE); --vs-good: light-dark(#00714F, #3FCF9F); "
+    "--vs-warn: light-dark(#8F5B00, #F0B84A); --vs-bad: light-dark(#B3261E, #FF8A80); }</style>"
     """<style>
 .vs-head h1 { font-size: 1.75rem; font-weight: 650; line-height: 1.2; margin: 0; padding: 0;
   overflow-wrap: anywhere; }
@@ -89,12 +87,7 @@ STYLE = (
   border-radius: 0 .5rem .5rem 0; }
 </style>"""
 )
-"""For a page that follows the system's mode; :func:`style` is for one with a mode of its own."""
-
-
-def style(dark: bool) -> str:
-    """The style sheet for a page whose theme the reader chose."""
-    return f"{STYLE}<style>:root {{ {_DARK_TONES if dark else _LIGHT_TONES} }}</style>"
+"""The blocks' style sheet; it follows the ``color-scheme`` of the page around it."""
 
 
 def text(value: object, limit: int = 400) -> str:

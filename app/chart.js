@@ -29,6 +29,18 @@ function merged(base, changes) {
   return result;
 }
 
+// A reader may switch between light and dark without a rerun of the page: then the figure still
+// has the other theme's colours, which are swapped here one for one.
+function inPageColours(state) {
+  const dark = getComputedStyle(state.element).colorScheme.includes("dark");
+  const from = dark ? state.colours.light : state.colours.dark;
+  const to = dark ? state.colours.dark : state.colours.light;
+  let text = state.latest;
+  if (text.includes(`"paper_bgcolor":"${to[0]}"`)) return text;
+  const swap = new Map(from.map((colour, n) => [`"${colour}"`, `"${to[n]}"`]));
+  return text.replace(/"(?:#[0-9A-Fa-f]{6}|rgba\([^"]*\))"/g, (colour) => swap.get(colour) || colour);
+}
+
 const NARROW = 560;
 const CONFIG = {
   displaylogo: false,
@@ -43,7 +55,8 @@ const CONFIG = {
 function draw(state) {
   const { element, message } = state;
   const width = element.clientWidth;
-  if (!width || !state.spec) return;
+  if (!width || !state.latest) return;
+  state.spec = JSON.parse(inPageColours(state));
   const narrow = width < NARROW;
   const { height: narrowHeight, ...changes } = state.spec.narrow || {};
   const layout = narrow ? merged(state.spec.layout, changes) : { ...state.spec.layout };
@@ -52,7 +65,7 @@ function draw(state) {
   layout.width = width;
   layout.height = height;
   state.width = width;
-  state.narrow = narrow;
+  state.scheme = getComputedStyle(element).colorScheme;
   message.textContent = "";
   window.Plotly.react(element, state.spec.data, layout, CONFIG);
   if (!state.listening) {
@@ -93,23 +106,28 @@ export default function (component) {
       if (window.Plotly && state.width && element.clientWidth !== state.width) draw(state);
     });
     state.observer.observe(element);
+    state.themes = new MutationObserver(() => {
+      const dark = getComputedStyle(element).colorScheme;
+      if (window.Plotly && state.width && state.scheme !== dark) draw(state);
+    });
+    const app = element.closest(".stApp");
+    if (app) state.themes.observe(app, { attributes: true, attributeFilter: ["class"] });
   }
   state.setStateValue = setStateValue;
   state.report = data.report;
   state.height = data.height;
+  state.colours = data.colours;
   state.latest = data.figure;
   element.setAttribute("aria-label", data.label);
   loadPlotly(data.plotly)
-    .then(() => {
-      state.spec = JSON.parse(state.latest);
-      draw(state);
-    })
+    .then(() => draw(state))
     .catch((error) => {
       message.textContent = "The chart could not be drawn: " + error.message;
     });
   return () => {
     if (element.isConnected) return;
     state.observer.disconnect();
+    state.themes.disconnect();
     clearTimeout(state.timer);
     states.delete(element);
     if (window.Plotly) window.Plotly.purge(element);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vramscope.storage.records import MemoryUse, PhaseRecord
+from vramscope.storage.records import MemoryUse, Phase, PhaseRecord
 
 from .chart_layout import (
     Figure,
@@ -29,8 +29,8 @@ from .format import (
     unit_for,
 )
 
-_DARK_INK = "#10141C"
-_LIGHT_INK = "#FFFFFF"
+_DARK_INK = "#0B0B0B"
+_LIGHT_INK = "#FEFEFE"
 _LABEL_FROM = 0.12
 """Segments of at least this part of the longest bar carry their size."""
 
@@ -98,6 +98,7 @@ def measured_beside_predicted(
         yaxis={"autorange": "reversed", "fixedrange": True, "ticksuffix": "  ", "type": "category"},
         margin={"l": 84, "r": 16, "t": 34 if legend else 8, "b": 44},
         showlegend=legend,
+        uniformtext={"minsize": 11, "mode": "hide"},
     )
     for label, books, hatched in rows:
         layout["annotations"].append(_total_label(label, books.allocated, unit))
@@ -120,7 +121,10 @@ def measured_beside_predicted(
             )
         )
     height = (150 if predicted is None else 210) + (40 if legend else 0)
-    narrow: dict[str, Any] = {"margin": {"l": 74, "r": 8}}
+    wide_enough = [a for a in layout["annotations"] if a.get("share", 1) >= 2 * _LABEL_FROM]
+    for note in layout["annotations"]:
+        note.pop("share", None)
+    narrow: dict[str, Any] = {"margin": {"l": 74, "r": 8}, "annotations": wide_enough}
     if legend:
         narrow["legend"] = {"y": -0.3, "yanchor": "top", "font": {"size": 11}}
         narrow["margin"].update(t=16, b=130)
@@ -131,7 +135,10 @@ def measured_beside_predicted(
 def _segment_labels(
     label: str, books: MemoryUse, names: Sequence[str], unit: Unit, top: float, dark: bool
 ) -> list[dict[str, Any]]:
-    """Sizes of hatched segments, on a patch of background that the hatching does not cross."""
+    """Sizes of hatched segments, on a patch of background that the hatching does not cross.
+
+    ``share`` is the segment's part of the longest bar; it is taken out before the figure is drawn.
+    """
     labels = []
     base = 0
     for name in names:
@@ -139,6 +146,7 @@ def _segment_labels(
         if value >= _LABEL_FROM * top:
             labels.append(
                 {
+                    "share": value / top,
                     "text": size(value),
                     "x": (base + value / 2) / unit.bytes,
                     "y": label,
@@ -173,7 +181,7 @@ def _segment(
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            constraintext="none",
+            constraintext="inside",
             textfont={"size": 12, "color": _ink(name)},
         )
     if hatched:
@@ -224,9 +232,10 @@ def phases_in_step(
     """The books at the peak of every phase inside one step, in the order in which they ran.
 
     Bars are equally wide, so that a short optimizer phase stays readable; its duration stands
-    under it. The highest bar is the step's peak: peaks of phases are never added.
+    under it. The highest bar is the step's peak: peaks of phases are never added. Idle instants
+    between micro-steps are left out unless one of them is the highest.
     """
-    ordered = sorted(phases, key=lambda p: p.sequence)
+    ordered = _drawn_phases(phases)
     names = _lines(*(p.peak for p in ordered))
     if not ordered or not names:
         return empty("No phase was recorded at this step.", dark)
@@ -234,7 +243,7 @@ def phases_in_step(
     totals = [p.peak.allocated or p.peak.attributed for p in ordered]
     top = largest(totals)
     unit = unit_for(top)
-    few = len(ordered) <= 24
+    few = len(ordered) <= 6
     ticks = [
         f"{PHASE_LABELS[p.phase]}<br>{duration(p.duration_s)}" if few else PHASE_LABELS[p.phase]
         for p in ordered
@@ -262,6 +271,7 @@ def phases_in_step(
             "range": [-0.6, max(len(ordered), 3) - 0.4],
             "fixedrange": True,
             "tickfont": {"size": 11},
+            "tickangle": 0 if few else -40,
             "unifiedhovertitle": {"text": "%{x}"},
             "zeroline": False,
             "showgrid": False,
@@ -287,6 +297,13 @@ def phases_in_step(
         narrow["legend"] = {"y": -0.34, "yanchor": "top", "font": {"size": 11}}
         narrow["margin"].update(t=24, b=150)
     return {"data": traces, "layout": layout, "narrow": narrow, "height": 340 if legend else 300}
+
+
+def _drawn_phases(phases: Sequence[PhaseRecord]) -> list[PhaseRecord]:
+    ordered = sorted(phases, key=lambda p: p.sequence)
+    busy = [p for p in ordered if p.phase is not Phase.IDLE]
+    highest = max(ordered, key=lambda p: p.peak.allocated or 0, default=None)
+    return ordered if not busy or highest not in busy else busy
 
 
 def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figure:

@@ -6,6 +6,7 @@ at every refresh of a live page. This one keeps its DOM node and tells which ste
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import streamlit as st
 
 from .chart_layout import Figure
+from .format import DARK, LIGHT, Palette
 
 PLOTLY_ROUTE = "/vramscope/plotly.min.js"
 """Where ``asgi.py`` serves the plotly.js that the installed plotly package carries."""
@@ -63,12 +65,18 @@ def chart(
             "height": height or figure.get("height") or DEFAULT_HEIGHT,
             "label": label,
             "report": report_range,
+            "colours": {"light": _colours(LIGHT), "dark": _colours(DARK)},
         },
         key=key,
         default={"range": None},
         on_range_change=lambda: None,
     )
     return visible_range(result.get("range"))
+
+
+def _colours(palette: Palette) -> list[str]:
+    """A theme's colours, in the same order for every theme: the chart swaps them by position."""
+    return list(dataclasses.asdict(palette).values())
 
 
 def visible_range(value: object) -> tuple[int, int] | None:

@@ -101,7 +101,7 @@ def steps_axis(dark: bool, **more: Any) -> dict[str, Any]:
     colours = palette(dark)
     return {
         "title": {"text": "step", "standoff": 6, "font": {"size": 12, "color": colours.muted}},
-        "tickformat": ",d",
+        "tickformat": ",~f",
         "unifiedhovertitle": {"text": "step %{x:,d}"},
         "gridcolor": "rgba(0,0,0,0)",
         "linecolor": colours.grid,

@@ -312,14 +312,14 @@ def memory_over_steps(
     marks, mark_labels = _event_marks(events)
     layout = base_layout(dark, title=pl(title), revision=revision)
     layout.update(
-        xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, events)),
+        xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, events), **_ticks(table)),
         yaxis=memory_axis(dark, unit, top),
         barmode="stack",
         bargap=0.08,
         shapes=[*shapes, *marks],
         annotations=[unit_label(dark, unit), *labels, *mark_labels],
     )
-    return {"data": traces, "layout": layout, "narrow": _NARROW}
+    return {"data": traces, "layout": layout, "narrow": _narrow(traces, 300)}
 
 
 def _steps_shown(table: StepTable, events: Sequence[Event] = ()) -> dict[str, float]:
@@ -333,14 +333,32 @@ def _steps_shown(table: StepTable, events: Sequence[Event] = ()) -> dict[str, fl
     return {"minallowed": steps[0] - min(room, 0.6), "maxallowed": last + room}
 
 
+def _ticks(table: StepTable) -> dict[str, int]:
+    """A tick at every step while there are few."""
+    span = table.columns["step"][-1] - table.columns["step"][0]
+    return {"dtick": 1} if span <= 12 else {}
+
+
 def _marked(events: Sequence[Event]) -> list[Event]:
     return [e for e in events if e.kind is EventKind.OOM and e.step is not None]
 
 
-_NARROW: dict[str, Any] = {
-    "legend": {"y": -0.22, "yanchor": "top", "font": {"size": 11}},
-    "margin": {"l": 44, "r": 8, "t": 28, "b": 150},
-}
+def _narrow(traces: Sequence[Trace], height: int) -> dict[str, Any]:
+    """Layout of a narrow chart: the legend stands under the plot, in two columns."""
+    entries = sum(1 for t in traces if t.get("showlegend", True))
+    below = 62 + 20 * -(-entries // 2)
+    return {
+        "height": height + below,
+        "legend": {
+            "y": -52 / height,
+            "yanchor": "top",
+            "font": {"size": 11},
+            "entrywidth": 0.47,
+            "entrywidthmode": "fraction",
+            "itemwidth": 30,
+        },
+        "margin": {"l": 44, "r": 8, "t": 28, "b": below},
+    }
 
 
 def two_runs_over_steps(
@@ -418,10 +436,7 @@ def two_runs_over_steps(
     layout["annotations"].append(unit_label(dark, unit))
     layout["legend"].update(y=1.1)
     layout["margin"].update(t=76)
-    narrow = {
-        "height": 720,
-        "legend": {"y": -0.1, "yanchor": "top", "font": {"size": 11}},
-        "margin": {"l": 44, "r": 8, "t": 36, "b": 130},
+    narrow = _narrow(traces, 560) | {
         "xaxis": {"domain": [0, 1], "anchor": "y", "title": {"text": ""}},
         "yaxis": {"domain": [0.56, 1]},
         "xaxis2": {"domain": [0, 1]},

@@ -11,6 +11,7 @@ from .chart_component import chart
 from .charts import devices_heat_map, phases_in_step
 from .charts import measured_beside_predicted as bars
 from .format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, md, plain, size, unit_for
+from .reports.html_tables import phases_table
 
 TERMS_SHOWN = 200
 MODULES_SHOWN = 500
@@ -52,6 +53,9 @@ def phases(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
         label=f"Memory by class at the peak of every phase of step {step}",
     )
     st.caption("Each bar is the peak of one phase. Peaks of phases are never added.")
+    if found:
+        with st.expander(f"All {len(found):,} phases with their durations"):
+            st.html(phases_table(found))
 
 
 def _pick_step(view: data.DeviceView) -> int:

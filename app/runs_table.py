@@ -80,19 +80,19 @@ def columns(rows: Sequence[RunSummary]) -> dict[str, Any]:
     column = st.column_config
 
     def memory(label: str, help_text: str) -> Any:
-        return column.NumberColumn(f"{label}, {unit}", format="%.2f", width=110, help=help_text)
+        return column.NumberColumn(f"{label}, {unit}", format="%.2f", width=104, help=help_text)
 
     return {
-        "Run": column.TextColumn("Run", width=250, help="Click a name to open the run."),
+        "Run": column.TextColumn("Run", width=240, help="Click a name to open the run."),
         "Status": column.MultiselectColumn(
             "Status",
             options=[STATUS_LABELS[s] for s in _STATUS_COLOURS],
             color=list(_STATUS_COLOURS.values()),
-            width=130,
+            width=125,
         ),
-        "Started": column.DatetimeColumn("Started", format="MMM D, HH:mm", width=110),
+        "Started": column.DatetimeColumn("Started", format="MMM D, HH:mm", width=105),
         "Devices": column.NumberColumn("Devices", width=70),
-        "Steps": column.NumberColumn("Steps", format="localized", width=80),
+        "Steps": column.NumberColumn("Steps", format="localized", width=75),
         "Peak": memory("Peak", "Highest allocated memory of the fullest device."),
         "Capacity": memory("Capacity", "Memory of that device, where it is known."),
         "Headroom": memory(
@@ -100,7 +100,7 @@ def columns(rows: Sequence[RunSummary]) -> dict[str, Any]:
         ),
         "Predicted": memory("Predicted", "Peak that the analytic predictor says."),
         "Error": column.NumberColumn(
-            "Error", format="%+.1f %%", width=80, help="Predicted minus measured, over measured."
+            "Error", format="%+.1f %%", width=75, help="Predicted minus measured, over measured."
         ),
-        "Id": column.TextColumn("Id", width=120),
+        "Id": column.TextColumn("Id", width=118),
     }

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import streamlit as st
 from vramscope.storage.errors import StorageError, StoreNotFound
 
-from . import blocks, data, state
+from . import blocks, data
 from .format import md
 
 _HOOK = """from vramscope.profiler import MemoryProfiler
 
 with MemoryProfiler(model, optimizer, run_name="my first run"):
-    for batch in loader:          # your loop, unchanged
+    for batch in loader:  # your loop, unchanged
         loss = model(batch).loss
         loss.backward()
         optimizer.step()
@@ -24,7 +24,7 @@ with MemoryProfiler(model, optimizer, run_name="my first run"):
 
 def style() -> None:
     """Put the blocks' style sheet on the page."""
-    st.html(blocks.style(state.dark()))
+    st.html(blocks.STYLE)
 
 
 @contextmanager
@@ -54,13 +54,14 @@ def first_run() -> None:
     """How to record a first run, three ways, each to copy."""
     st.subheader("No run recorded yet", anchor=False)
     st.text(f"This page shows {data.store_label()}. A run appears here as soon as it has begun.")
-    left, middle, right = st.columns(3, gap="medium")
-    with left, st.container(border=True, height="stretch"):
-        st.markdown("**See it at work.** Train a small GPT for a minute, from the clone's folder.")
-        st.code("make demo", language="bash")
-    with middle, st.container(border=True, height="stretch"):
-        st.markdown("**Watch a script as it is.** Nothing in it needs to change.")
-        st.code("vramscope run train.py", language="bash")
+    left, right = st.columns([2, 3], gap="medium")
+    with left:
+        with st.container(border=True):
+            st.markdown("**See it at work.** Train a small GPT, from the clone's folder.")
+            st.code("make demo", language="bash")
+        with st.container(border=True):
+            st.markdown("**Watch a script as it is.** Nothing in it needs to change.")
+            st.code("vramscope run train.py", language="bash")
     with right, st.container(border=True, height="stretch"):
         st.markdown("**Put the hook around a loop.** Steps are found on their own.")
         st.code(_HOOK, language="python")

@@ -211,6 +211,20 @@ def test_run_page_draws_every_chart(page: Any, site: str, filled: None, scheme: 
     assert page.problems == []
 
 
+def test_switching_the_theme_recolours_an_open_page(page: Any, site: str, filled: None) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto(f"{site}/run?run=aaaa00000001")
+    drawn(page)
+
+    page.emulate_media(color_scheme="dark")
+
+    page.wait_for_function(
+        "() => document.querySelector('.vramscope-chart')._fullLayout.paper_bgcolor === '#10141C'",
+        timeout=10_000,
+    )
+    assert page.problems == []
+
+
 def _rgb(colour: str) -> tuple[int, ...]:
     if colour.startswith("#"):
         return tuple(int(colour[n : n + 2], 16) for n in (1, 3, 5))

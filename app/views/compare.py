@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 from vramscope.app import blocks, data, state, welcome
 from vramscope.app.blocks import Card
@@ -9,6 +11,7 @@ from vramscope.app.chart_component import chart
 from vramscope.app.charts import RunSeries, Which, difference_by_class, two_runs_over_steps
 from vramscope.app.format import PHASE_LABELS, UNKNOWN, percent, size
 from vramscope.app.verdict import differing_settings, verdict
+from vramscope.storage.reader import RunSummary
 from vramscope.storage.records import MemoryUse, RunInfo
 
 _NOTHING = MemoryUse()
@@ -21,11 +24,17 @@ def render() -> None:
     if not welcome.has_runs():
         return
     choices = data.run_choices()
+    if len(choices) < 2:
+        st.info("One run is recorded. Record another one, with other settings, to compare.")
+        return
+    asked_a, asked_b = st.query_params.get("a"), st.query_params.get("b")
+    first_b = _first_but(choices, asked_a)
+    first_a = _first_but(choices, asked_b or choices[first_b].info.id)
     left, right = st.columns(2, gap="medium")
     with left:
-        a = state.pick_run("a", "A", choices, default=1)
+        a = state.pick_run("a", "A", choices, default=first_a)
     with right:
-        b = state.pick_run("b", "B", choices, default=0)
+        b = state.pick_run("b", "B", choices, default=first_b)
     if a is None or b is None:
         return
     if a.id == b.id:
@@ -42,6 +51,11 @@ def render() -> None:
             _body(now_a, now_b)
 
     body()
+
+
+def _first_but(choices: Sequence[RunSummary], other: str | None) -> int:
+    """Position of the newest run that is not the one already chosen."""
+    return next((n for n, choice in enumerate(choices) if choice.info.id != other), 0)
 
 
 def _fullest(run: RunInfo) -> tuple[data.DeviceView | None, data.Token]:
