@@ -104,7 +104,7 @@ class Census:
         """Devices that hold parameters, accelerators first; from the last count."""
         found = [d for d, held in self.held().items() if MemoryClass.PARAMETERS in held.classes]
         return sorted(
-            (d for d in found if d.type in self._block_bytes),
+            (d for d in found if d.type in ("cuda", "cpu")),
             key=lambda d: (d.type == "cpu", d.index or 0),
         )
 

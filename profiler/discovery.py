@@ -103,8 +103,10 @@ class Discovery:
         if self.profiler is None:
             self.profiler = MemoryProfiler(module, optimizers, **self._arguments)
             self.profiler.attach()
-        else:
-            self.profiler.adopt([module], optimizers)
+        elif not self.profiler.adopt([module], optimizers):
+            return
+        # torch had listed this call's hooks before ours was among them.
+        self.profiler.heard_late(module, args)
 
     def _optimizers_of(self, parameters: set[int]) -> list[Optimizer]:
         found: list[Optimizer] = []

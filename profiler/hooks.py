@@ -83,7 +83,7 @@ class Hooks:
     def watch(self, module: torch.nn.Module) -> None:
         """Hears the forward calls of a root module."""
         before = module.register_forward_pre_hook(
-            self._forward_begins, prepend=True, with_kwargs=True
+            self.forward_begins, prepend=True, with_kwargs=True
         )
         after = module.register_forward_hook(self._forward_ends, always_call=True)
         self._removers += [before.remove, after.remove]
@@ -116,7 +116,8 @@ class Hooks:
             )
             self._on_fault(fault)
 
-    def _forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A root module is called."""
         if not torch.compiler.is_compiling():
             self._tell(self._listener.forward_begins, module, args, kwargs)
 

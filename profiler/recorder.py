@@ -37,6 +37,7 @@ class StepRecorder:
         census: Of the run's models and optimizers.
         models: Root modules, for detail steps; called for the living ones.
         config: When to follow in detail.
+        block_bytes: By device type, what an allocation is rounded up to; filled as devices come.
         write: Takes a finished record; must not block.
         on_new_call: Told of a forward call with shapes not seen before, with its arguments.
         on_step: Told after every step, with its number.
@@ -47,6 +48,7 @@ class StepRecorder:
         census: Census,
         models: Callable[[], list[torch.nn.Module]],
         config: ProfilerConfig,
+        block_bytes: dict[str, int],
         write: Callable[[Record], None],
         *,
         on_new_call: Callable[[Any, Any], None],
@@ -60,7 +62,7 @@ class StepRecorder:
         self._on_step = on_step
         self._shapes: set[Hashable] = set()
         self._devices: dict[torch.device, DeviceRecorder] = {}
-        self._block_bytes: dict[str, int] = {}
+        self._block_bytes = block_bytes
         self._loop = LoopTracker(self, set())
         self._optimizers: set[int] | None = None
         self._step = 0
@@ -92,6 +94,7 @@ class StepRecorder:
         """Begins to record a device."""
         self._devices[source.device] = DeviceRecorder(source, position)
         self._block_bytes[source.device.type] = source.block_bytes
+        self._census.refresh()
         source.read()
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:

@@ -94,7 +94,7 @@ class MemoryProfiler:
         models, optimizers = self._living_models(), self._living_optimizers()
         self._refuse_twice(models)
         self.run_id = identity.run_id(self._world_size)
-        block_bytes: dict[str, int] = {"cpu": 1, "cuda": 512}
+        block_bytes: dict[str, int] = {}
         self._census = Census(models, optimizers, block_bytes)
         devices = self._new_devices()
         try:
@@ -113,6 +113,7 @@ class MemoryProfiler:
             self._census,
             self._living_models,
             self._config,
+            block_bytes,
             self._writer.write,
             on_new_call=self._on_new_call,
             on_step=self._after_step,
@@ -229,10 +230,10 @@ class MemoryProfiler:
 
     def adopt(
         self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        """Takes further models and optimizers of the same loop in."""
+    ) -> bool:
+        """Takes further models and optimizers of the same loop in; says whether any was new."""
         if self._hooks is None or self._census is None or self._recorder is None:
-            return
+            return False
         known = {id(m) for m in self._living_models()}
         new_models = [m for m in models if id(m) not in known]
         known = {id(o) for o in self._living_optimizers()}
@@ -241,9 +242,16 @@ class MemoryProfiler:
         self._optimizers += [weakref.ref(o) for o in new_optimizers]
         self._census.add(new_models, new_optimizers)
         for model in new_models:
+            _attached[model] = self.run_id or ""
             self._hooks.watch(model)
         for optimizer in new_optimizers:
             self._recorder.expect(optimizer)
+        return bool(new_models)
+
+    def heard_late(self, module: torch.nn.Module, args: Any) -> None:
+        """A root module was attached or adopted while its call had already begun."""
+        if self._hooks is not None:
+            self._hooks.forward_begins(module, args, {})
 
     def _on_new_call(self, args: Any, kwargs: Any) -> None:
         if self._predictor is not None:
