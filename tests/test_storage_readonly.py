@@ -143,7 +143,7 @@ def test_another_user_reads_a_copy_of_a_crashed_file(live: RunWriter, folder: Pa
 
 
 def test_a_writer_that_comes_while_a_closed_file_is_read_is_seen(
-    live: RunWriter, folder: Path, make_run: MakeRun
+    live: RunWriter, folder: Path, make_run: MakeRun, make_step: MakeStep
 ) -> None:
     """``immutable`` knows nothing of a log: the same question is asked again."""
     path = folder / "runs.db"
@@ -154,10 +154,12 @@ def test_a_writer_that_comes_while_a_closed_file_is_read_is_seen(
     def work(connection: Connection) -> int:
         if not writers:
             writers.append(RunWriter(path, make_run(id="second"), (CPU,)))
-        return int(connection.execute(text("SELECT count(*) FROM runs")).scalar_one())
+            writers[0].write(make_step(0))
+            assert writers[0].flush()
+        return int(connection.execute(text("SELECT count(*) FROM steps")).scalar_one())
 
     source = SqliteSource(path)
-    assert source.read(work) == 2
+    assert source.read(work) == 4
     source.close()
     writers[0].close(RunStatus.COMPLETED)
 

@@ -139,9 +139,9 @@ from datetime import UTC, datetime
 from vramscope.storage.records import DeviceInfo, MemoryUse, RunInfo, RunStatus, StepRecord
 from vramscope.storage.writer import RunWriter
 
-def write(rank):
+def write(url, rank):
     run = RunInfo(id="race", name="race", started_at=datetime.now(UTC), world_size=4)
-    writer = RunWriter(sys.argv[1], run, [DeviceInfo(rank=rank, host="h", kind="cuda", index=rank)])
+    writer = RunWriter(url, run, [DeviceInfo(rank=rank, host="h", kind="cuda", index=rank)])
     for step in range(50):
         use = MemoryUse(allocated=step)
         writer.write(StepRecord(device=0, step=step, started_ns=0, duration_s=0.0, micro_steps=1,
@@ -149,37 +149,43 @@ def write(rank):
     writer.close(RunStatus.COMPLETED)
     return writer.lost_records == 0 and writer.failed is None
 
-gate, opened = os.pipe()
-ranks = []
-for rank in range(4):
-    child = os.fork()
-    if not child:
-        os.close(opened)
-        os.read(gate, 1)  # returns in all of them at once, when the parent closes its end
-        code = 1
-        try:
-            code = 0 if write(rank) else 2
-        finally:
-            os._exit(code)
-    ranks.append(child)
-os.close(opened)
-print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks])
+for url in sys.argv[1:]:
+    gate, opened = os.pipe()
+    ranks = []
+    for rank in range(4):
+        child = os.fork()
+        if not child:
+            os.close(opened)
+            os.read(gate, 1)  # returns in all of them at once, when the parent closes its end
+            code = 1
+            try:
+                code = 0 if write(url, rank) else 2
+            finally:
+                sys.excepthook(*sys.exc_info()) if code == 1 else None
+                os._exit(code)
+        ranks.append(child)
+    os.close(opened)
+    print(*[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks], flush=True)
 """
 
 
 def test_many_processes_may_start_on_one_empty_place(store_url: str) -> None:
     """Four ranks reach the store at the same moment: one makes it, all write."""
+    urls = [store_url]
+    if store_url.startswith("sqlite"):
+        urls += [store_url.replace("store.db", f"store-{number}.db") for number in range(2)]
     done = subprocess.run(
-        [sys.executable, "-c", FOUR_RANKS, store_url], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FOUR_RANKS, *urls], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "[0, 0, 0, 0]\n", done.stderr
-    with RunReader(store_url) as reader:
-        assert reader.run("race").status is RunStatus.COMPLETED
-        devices = reader.devices("race")
-        assert [device.rank for device in devices] == [0, 1, 2, 3]
-        for device in devices:
-            assert device.id is not None
-            assert reader.steps("race", device.id).columns["step"] == list(range(50))
+    assert done.stdout == "0 0 0 0\n" * len(urls), done.stderr
+    for url in urls:
+        with RunReader(url) as reader:
+            assert reader.run("race").status is RunStatus.COMPLETED
+            devices = reader.devices("race")
+            assert [device.rank for device in devices] == [0, 1, 2, 3]
+            for device in devices:
+                assert device.id is not None
+                assert reader.steps("race", device.id).columns["step"] == list(range(50))
 
 
 def set_revision(url: str, revision: str | None) -> None:
