@@ -23,12 +23,15 @@ class Predictor:
 
     Args:
         writer: Of the run.
+        rank: This process.
         world_size: Number of processes.
     """
 
-    def __init__(self, writer: RunWriter, world_size: int) -> None:
+    def __init__(self, writer: RunWriter, rank: int, world_size: int) -> None:
         self._writer = writer
+        self._rank = rank
         self._world_size = world_size
+        self._loss_in_model = True
         self._batch: BatchShape | None = None
         self._autocast: torch.dtype | None = None
         self._left = _MOST_PREDICTIONS
@@ -43,6 +46,7 @@ class Predictor:
         from .frameworks.live import batch_shape
 
         batch = batch_shape(args, kwargs)
+        self._loss_in_model = _has_labels(args, kwargs)
         for kind in ("cuda", "cpu"):
             if torch.is_autocast_enabled(kind):
                 self._autocast = torch.get_autocast_dtype(kind)
@@ -57,13 +61,21 @@ class Predictor:
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         devices: Mapping[torch.device, int],
+        micro_steps: int,
     ) -> None:
-        """Predicts where that is due."""
+        """Predicts where that is due.
+
+        Args:
+            models: Root modules.
+            optimizers: Their optimizers.
+            devices: The run's devices, with their positions in the writer.
+            micro_steps: Backward passes of the step.
+        """
         if not self._due or not self._left:
             return
         self._due = False
         self._left -= 1
-        self._guarded(self._predict, models, optimizers, devices)
+        self._guarded(self._predict, models, optimizers, devices, max(1, micro_steps))
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -81,6 +93,7 @@ class Predictor:
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         devices: Mapping[torch.device, int],
+        accumulation: int,
     ) -> None:
         from .analytic import predict
         from .frameworks.live import read_scenario, read_settings
@@ -93,6 +106,9 @@ class Predictor:
                 batch=self._batch,
                 autocast_dtype=self._autocast,
                 world_size=self._world_size,
+                rank=self._rank,
+                accumulation=accumulation,
+                loss_in_model=self._loss_in_model,
             )
             self._writer.write(predict(scenario).to_record(position))
         self._writer.update_run(
@@ -102,8 +118,17 @@ class Predictor:
                 batch=self._batch,
                 autocast_dtype=self._autocast,
                 world_size=self._world_size,
+                accumulation=accumulation,
             )
         )
+
+
+def _has_labels(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call hands the model what it needs to compute its loss itself."""
+    if any(kwargs.get(name) is not None for name in ("labels", "targets", "target", "y")):
+        return True
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    return len(tensors) > 1 and tensors[1].dtype is torch.int64
 
 
 def _tokens(batch: BatchShape) -> int:

@@ -40,7 +40,7 @@ class StepRecorder:
         block_bytes: By device type, what an allocation is rounded up to; filled as devices come.
         write: Takes a finished record; must not block.
         on_new_call: Told of a forward call with shapes not seen before, with its arguments.
-        on_step: Told after every step, with its number.
+        on_step: Told after every step, with its number of micro-steps.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class StepRecorder:
             self._detail.forget()
             self._detail = None
         self._walk = False
-        self._on_step(self._step)
+        self._on_step(micro_steps)
 
     def _open_step(self) -> None:
         if self._open:

@@ -108,7 +108,7 @@ class MemoryProfiler:
             )
             return self
         if self._config.predict:
-            self._predictor = Predictor(self._writer, self._world_size)
+            self._predictor = Predictor(self._writer, self._rank, self._world_size)
         recorder = StepRecorder(
             self._census,
             self._living_models,
@@ -257,12 +257,13 @@ class MemoryProfiler:
         if self._predictor is not None:
             self._predictor.saw_call(args, kwargs)
 
-    def _after_step(self, step: int) -> None:
+    def _after_step(self, micro_steps: int) -> None:
         if self._predictor is not None:
             self._predictor.after_step(
                 self._living_models(),
                 self._living_optimizers(),
                 self._devices,
+                micro_steps,
             )
         if self._census is None or self._census.counts == self._counts:
             return
