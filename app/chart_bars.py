@@ -101,7 +101,7 @@ def measured_beside_predicted(
         uniformtext={"minsize": 11, "mode": "hide"},
     )
     for label, books, hatched in rows:
-        layout["annotations"].append(_total_label(label, books.allocated, unit))
+        layout["annotations"].append(_total_label(label, books.allocated, unit, dark))
         if hatched:
             layout["annotations"] += _segment_labels(label, books, names, unit, top, dark)
     if shows_capacity and capacity:
@@ -201,13 +201,15 @@ def _segment(
     return trace
 
 
-def _total_label(label: str, total: int | None, unit: Unit) -> dict[str, Any]:
+def _total_label(label: str, total: int | None, unit: Unit, dark: bool) -> dict[str, Any]:
     return {
         "text": f"<b>{size(total)}</b>",
         "x": (total or 0) / unit.bytes,
         "y": label,
         "xanchor": "left",
-        "xshift": 6,
+        "xshift": 4,
+        "borderpad": 2,
+        "bgcolor": palette(dark).background,
         "showarrow": False,
         "font": {"size": 13},
     }
@@ -369,5 +371,14 @@ def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figur
             for label, base, delta, _ in bars
         ],
     )
-    narrow = {"margin": {"l": 110, "r": 8, "t": 8, "b": 48}, "font": {"size": 11}}
+    narrow = {
+        "margin": {"l": 110, "r": 8, "t": 8, "b": 48},
+        "font": {"size": 11},
+        "xaxis": {
+            "range": [
+                (min(ends) - 2 * left * reach) / unit.bytes,
+                (max(ends) + 2 * right * reach) / unit.bytes,
+            ]
+        },
+    }
     return {"data": traces, "layout": layout, "narrow": narrow, "height": 76 + 36 * len(bars)}

@@ -189,6 +189,7 @@ def empty(message: str, dark: bool) -> Figure:
     colours = palette(dark)
     layout = base_layout(dark)
     layout.update(
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
         xaxis={"visible": False},
         yaxis={"visible": False},
         annotations=[
@@ -203,7 +204,7 @@ def empty(message: str, dark: bool) -> Figure:
             }
         ],
     )
-    return {"data": [], "layout": layout, "narrow": {}}
+    return {"data": [], "layout": layout, "narrow": {}, "height": 150}
 
 
 def sized(text: str, value: int | None) -> str:

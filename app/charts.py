@@ -243,9 +243,12 @@ def _top(
     return top * 1.1
 
 
-def _event_marks(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _event_marks(
+    events: Sequence[Event], steps: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     shapes = []
     labels = []
+    middle = (steps[0] + steps[-1]) / 2
     for event in _marked(events):
         colour = CLASS_COLOURS["communication"]
         shapes.append(
@@ -263,7 +266,7 @@ def _event_marks(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[di
             {
                 "text": f"✖ out of memory at step {event.step:,}",
                 "x": event.step,
-                "xanchor": "auto",
+                "xanchor": "right" if (event.step or 0) > middle else "left",
                 "y": 1,
                 "yref": "y domain",
                 "yanchor": "bottom",
@@ -309,7 +312,7 @@ def memory_over_steps(
         if extra is not None:
             traces.append(extra)
     shapes, labels = _levels(dark, unit, top, capacity, predicted)
-    marks, mark_labels = _event_marks(events)
+    marks, mark_labels = _event_marks(events, table.columns["step"])
     layout = base_layout(dark, title=pl(title), revision=revision)
     layout.update(
         xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, events), **_ticks(table)),

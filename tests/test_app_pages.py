@@ -243,11 +243,22 @@ def test_compare_says_the_verdict_in_one_sentence(recorded: Callable[..., Path])
 
 
 def test_compare_of_a_run_with_itself_asks_for_another(recorded: Callable[..., Path]) -> None:
-    recorded()
+    recorded(steps=5)
+    recorded(steps=5, id="00ffee00ffee")
 
     at = opened("views/compare.py", a="3f2a9c01b7d4", b="3f2a9c01b7d4")
 
     assert "same run" in at.info[0].value
+
+
+def test_compare_opens_with_two_different_runs(recorded: Callable[..., Path]) -> None:
+    recorded(steps=5)
+    recorded(steps=5, id="00ffee00ffee")
+
+    at = opened("views/compare.py", b="3f2a9c01b7d4")
+
+    assert at.selectbox(key="pick_a").value == "00ffee00ffee"
+    assert at.selectbox(key="pick_b").value == "3f2a9c01b7d4"
 
 
 def test_report_links_to_every_format(recorded: Callable[..., Path]) -> None:
