@@ -165,6 +165,8 @@ class StepRecorder:
 
     def phase_begins(self, phase: Phase) -> None:
         """The loop tracker says that a phase begins."""
+        if phase is Phase.IDLE and self._detail is None:
+            return  # a look at the allocator less: what is idle counts to the phase before
         self._close_interval()
         self._current = phase
         if self._detail is not None:
