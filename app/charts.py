@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vramscope.storage.records import Event, EventKind, MemoryUse
 
@@ -18,8 +18,6 @@ from .chart_layout import (
     Trace,
     base_layout,
     empty,
-    floats,
-    integers,
     largest,
     level_label,
     level_line,
@@ -28,7 +26,17 @@ from .chart_layout import (
     steps_axis,
     unit_label,
 )
-from .format import CLASS_COLOURS, CLASS_LABELS, STACK, Unit, palette, pl, unit_for
+from .chart_stack import (
+    BARS_UP_TO,
+    Which,
+    allocated_trace,
+    column,
+    detail_trace,
+    driver_trace,
+    stack_top,
+    stack_traces,
+)
+from .format import CLASS_COLOURS, Unit, palette, pl, unit_for
 
 if TYPE_CHECKING:
     from vramscope.storage.reader import StepTable
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Figure",
     "RunSeries",
+    "Which",
     "devices_heat_map",
     "difference_by_class",
     "measured_beside_predicted",
@@ -43,11 +52,6 @@ __all__ = [
     "phases_in_step",
     "two_runs_over_steps",
 ]
-
-Which = Literal["peak", "end"]
-
-BARS_UP_TO = 40
-"""A stack of so few steps is drawn as bars: an area over one or two points shows nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,140 +62,6 @@ class RunSeries:
     table: StepTable
     capacity: int | None = None
     predicted: MemoryUse | None = None
-
-
-def _column(table: StepTable, name: str) -> list[Any]:
-    return list(table.columns.get(name) or [None] * len(table))
-
-
-def _stack_top(table: StepTable, which: Which) -> list[int | None]:
-    allocated = _column(table, f"{which}_allocated")
-    reserved = _column(table, f"{which}_reserved")
-    return [a if r is None else r for a, r in zip(allocated, reserved, strict=True)]
-
-
-def _stack_traces(
-    table: StepTable, which: Which, unit: Unit, dark: bool, **axes: str
-) -> list[Trace]:
-    """One filled trace a class that holds anything, then the cached band."""
-    steps = integers(table.columns["step"])
-    bars = len(table) <= BARS_UP_TO
-    colours = palette(dark)
-    traces: list[Trace] = []
-
-    def add(name: str, values: list[Any], fill: str, **more: Any) -> None:
-        peak = largest(values)
-        own = unit_for(peak)
-        trace: Trace = {
-            "name": CLASS_LABELS[name],
-            "legendgroup": name,
-            "x": steps,
-            "y": floats(values, unit.bytes),
-            "hovertemplate": f"{CLASS_LABELS[name]} %{{y:,.2f}} {unit.name}<extra></extra>",
-            **axes,
-        }
-        if own is not unit:
-            trace["customdata"] = floats(values, own.bytes)
-            trace["hovertemplate"] = (
-                f"{CLASS_LABELS[name]} %{{customdata:,.2f}} {own.name}<extra></extra>"
-            )
-        if bars:
-            trace.update(type="bar", marker={"color": fill, "line": {"width": 0}})
-        else:
-            trace.update(
-                type="scatter",
-                mode="lines",
-                stackgroup="memory" + axes.get("xaxis", ""),
-                line={"width": 0, "color": fill},
-                fillcolor=fill,
-            )
-        trace.update(more)
-        traces.append(trace)
-
-    for name in STACK:
-        values = _column(table, f"{which}_{name}")
-        if largest(values) > 0:
-            add(name, values, CLASS_COLOURS[name])
-    cached = [
-        None if r is None or a is None else max(0, r - a)
-        for r, a in zip(
-            _column(table, f"{which}_reserved"), _column(table, f"{which}_allocated"), strict=True
-        )
-    ]
-    if largest(cached) > 0:
-        hatch = {"shape": "/", "size": 6, "solidity": 0.25}
-        if bars:
-            pattern = {**hatch, "fgcolor": colours.cached_hatch, "bgcolor": colours.cached_fill}
-            marker = {"color": colours.cached_fill, "pattern": pattern, "line": {"width": 0}}
-            add("cached", cached, colours.cached_fill, marker=marker)
-        else:
-            pattern = {**hatch, "fgcolor": colours.cached_hatch, "bgcolor": colours.cached_fill}
-            add("cached", cached, colours.cached_fill, fillpattern=pattern)
-    return traces
-
-
-def _allocated_trace(table: StepTable, which: Which, unit: Unit, dark: bool, **axes: str) -> Trace:
-    """The top of the stack: a thin line that carries the total and its phase into the hover."""
-    notes = [""] * len(table)
-    if which == "peak":
-        phases = _column(table, "peak_phase")
-        notes = [f" · in {getattr(p, 'value', p)}" if p else "" for p in phases]
-        carried = _column(table, "carried")
-        notes = [n + (" · ○ carried" if c else "") for n, c in zip(notes, carried, strict=True)]
-    skipped = _column(table, "skipped")
-    notes = [n + (" · skipped step" if s else "") for n, s in zip(notes, skipped, strict=True)]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "Allocated",
-        "showlegend": False,
-        "x": integers(table.columns["step"]),
-        "y": floats(_column(table, f"{which}_allocated"), unit.bytes),
-        "text": notes,
-        "line": {"width": 0 if len(table) <= BARS_UP_TO else 1, "color": palette(dark).text},
-        "hovertemplate": f"<b>Allocated %{{y:,.2f}} {unit.name}</b>%{{text}}<extra></extra>",
-        **axes,
-    }
-
-
-def _driver_trace(table: StepTable, unit: Unit, dark: bool, **axes: str) -> Trace | None:
-    used = _column(table, "device_used")
-    if largest(used) <= 0:
-        return None
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "In use on the device (driver)",
-        "x": integers(table.columns["step"]),
-        "y": floats(used, unit.bytes),
-        "line": {"width": 1.5, "color": palette(dark).driver, "dash": "dot"},
-        "hovertemplate": f"Driver %{{y:,.2f}} {unit.name}<extra></extra>",
-        **axes,
-    }
-
-
-def _detail_trace(table: StepTable, height: float, dark: bool, **axes: str) -> Trace | None:
-    """Marks under the steps at which every allocation was followed."""
-    steps = [s for s, d in zip(table.columns["step"], _column(table, "detail"), strict=True) if d]
-    if not steps or len(steps) == len(table):
-        return None
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "Detail step",
-        "legendgroup": "detail",
-        "x": integers(steps),
-        "y": floats([0.022 * height] * len(steps)),
-        "marker": {
-            "symbol": "triangle-up",
-            "size": 8,
-            "color": palette(dark).text,
-            "line": {"width": 1, "color": palette(dark).background},
-        },
-        "cliponaxis": False,
-        "hoverinfo": "skip",
-        **axes,
-    }
 
 
 def _levels(
@@ -235,8 +105,8 @@ def _top(
     predicted: Sequence[MemoryUse | None],
 ) -> float:
     """Bytes at the top of the memory axis; the capacity is in view once half of it is used."""
-    top = largest(*(_stack_top(t, which) for t in tables))
-    top = max(top, largest(*(_column(t, "device_used") for t in tables)))
+    top = largest(*(stack_top(t, which) for t in tables))
+    top = max(top, largest(*(column(t, "device_used") for t in tables)))
     top = max([top, *(p.allocated or 0 for p in predicted if p is not None)])
     if capacity and top >= 0.45 * capacity:
         top = max(top, capacity)
@@ -306,9 +176,9 @@ def memory_over_steps(
         return empty("No step has ended yet.", dark)
     top = _top([table], which, capacity, [predicted])
     unit = unit_for(top / 1.1)
-    traces = _stack_traces(table, which, unit, dark)
-    traces.append(_allocated_trace(table, which, unit, dark))
-    for extra in (_driver_trace(table, unit, dark), _detail_trace(table, top / unit.bytes, dark)):
+    traces = stack_traces(table, which, unit, dark)
+    traces.append(allocated_trace(table, which, unit, dark))
+    for extra in (driver_trace(table, unit, dark), detail_trace(table, top / unit.bytes, dark)):
         if extra is not None:
             traces.append(extra)
     shapes, labels = _levels(dark, unit, top, capacity, predicted)
@@ -392,8 +262,8 @@ def two_runs_over_steps(
         suffix = "" if n == 0 else "2"
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
         if len(run.table):
-            added = _stack_traces(run.table, which, unit, dark, **axes)
-            added.append(_allocated_trace(run.table, which, unit, dark, **axes))
+            added = stack_traces(run.table, which, unit, dark, **axes)
+            added.append(allocated_trace(run.table, which, unit, dark, **axes))
             for trace in added:
                 group = trace.get("legendgroup", "")
                 trace["showlegend"] = bool(group) and group not in seen
@@ -467,7 +337,7 @@ def devices_heat_map(
     grid: list[list[int | None]] = []
     for _, table in known:
         cells: list[int | None] = [None] * columns
-        values = _column(table, f"{which}_allocated")
+        values = column(table, f"{which}_allocated")
         for step, value in zip(table.columns["step"], values, strict=True):
             at = (step - first) // width
             if value is not None and (cells[at] or -1) < value:

@@ -8,9 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self'",
-        # Streamlit evaluates its own inline script and component modules from blob: addresses;
-        # plotly.js compiles accessors at run time.
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
+        # Streamlit has an inline script and loads a component's module from a blob: address.
+        "script-src 'self' 'unsafe-inline' blob:",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self' data:",
