@@ -49,6 +49,8 @@ class Recording:
     embedding: Segment
     block: Segment
     head: Segment
+    block_held: tuple[Value, ...]
+    """What a block's own variables hold until it returns."""
     held: tuple[Value, ...]
     """What the model's variables hold at the loss; the logits first."""
     sizes: Mapping[str, int]
@@ -57,7 +59,11 @@ class Recording:
     def cache(self) -> tuple[Storage, ...]:
         """One layer's storages of the key-value cache, kept for backward or not."""
         made = (v.storage for op in self.block.ops for v in op.outputs)
-        return tuple(dict.fromkeys(s for s in made if s.label in CACHED))
+        # A cast keeps the label: the first of a label is the cache's own.
+        first: dict[str, Storage] = {}
+        for storage in made:
+            first.setdefault(storage.label, storage)
+        return tuple(first[label] for label in CACHED if label in first)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -90,14 +96,14 @@ def record(scenario: Scenario) -> Recording:
     x = embed(tape, arch)
     embedding = _cut(tape, None, x)
     entry = x
-    x = block(tape, arch, x, attention=scenario.attention, cache=scenario.use_cache)
+    x, inside = block(tape, arch, x, attention=scenario.attention, cache=scenario.use_cache)
     layer = _cut(tape, entry, x, arch.layers)
     entry = x
     upcast = scenario.loss.upcast_logits
     held, loss = head_and_loss(
         tape, arch, x, upcast=arch.family != "nanogpt" if upcast is None else upcast
     )
-    return Recording(embedding, layer, _cut(tape, entry, loss), tuple(held), sizes)
+    return Recording(embedding, layer, _cut(tape, entry, loss), tuple(inside), tuple(held), sizes)
 
 
 def _cut(tape: Tape, entry: Value | None, leaves: Value, layers: int = 1) -> Segment:

@@ -8,13 +8,21 @@ FLASH_WIDEST_HEAD = 256
 
 
 def fused_attention(
-    tape: Tape, query: Value, key: Value, value: Value, *, dropout: float, grouped: bool
+    tape: Tape,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    dropout: float,
+    grouped: bool,
+    cached: bool,
 ) -> Value:
     """``F.scaled_dot_product_attention``, by the kernel that torch picks.
 
     A kernel keeps queries, keys, values, its output and one logsumexp a row; the plain path keeps
     the scores too. On a CPU the flash kernel has no dropout. On CUDA 16-bit tensors take flash,
-    float32 the memory-efficient kernel, which knows no grouped queries.
+    float32 the memory-efficient kernel, which knows no grouped queries. ``cached`` keys and
+    values lie head by head in one piece already.
 
     Returns:
         ``(b, s, q)`` in one piece.
@@ -22,7 +30,7 @@ def fused_attention(
     query, key, value = tape.lower(query), tape.lower(key), tape.lower(value)
     dropped = bool(dropout) and tape.numerics.dropout_active
     if not _has_kernel(tape, query, dropped=dropped, grouped=grouped):
-        return _plain_attention(tape, query, key, value, dropout=dropout)
+        return _plain_attention(tape, query, key, value, dropout=dropout, cached=cached)
     out = tape.value("attention outputs", ("b", "s", "q"), query.dtype)
     efficient = tape.numerics.on_cuda and query.dtype not in HALF
     rows = ("b", "a", "s32") if efficient else ("b", "a", "s")
@@ -48,20 +56,22 @@ def _has_kernel(tape: Tape, query: Value, *, dropped: bool, grouped: bool) -> bo
 
 
 def _plain_attention(
-    tape: Tape, query: Value, key: Value, value: Value, *, dropout: float
+    tape: Tape, query: Value, key: Value, value: Value, *, dropout: float, cached: bool
 ) -> Value:
     """The operator's own composition: 16-bit tensors are raised to float32 first."""
     dtype = query.dtype
     full = ("b", "s", "q")
     query, key, value = (tape.cast(x, "float32") for x in (query, key, value))
     query = tape.scale(query, "queries and keys, scaled")
-    if key.dims != full:
+    repeated = key.dims != full
+    if repeated:
         key, value = tape.copy(key, "keys, repeated", full), tape.copy(value, "values", full)
     key = tape.scale(key, "queries and keys, scaled")
     scores = tape.matmul_float(query, key, "attention scores", ("b", "a", "s", "s"))
     weights = tape.unary(scores, "attention weights", keeps_output=True)
     weights = tape.dropout(weights, dropout, "attention weights, dropped")
-    value = tape.copy(value, "values")
+    if not (cached or repeated):
+        value = tape.copy(value, "values")
     out = tape.matmul_float(weights, value, "attention outputs", full)
     return tape.copy(tape.cast(out, dtype), "attention outputs")
 
@@ -74,6 +84,7 @@ def written_out_attention(
     *,
     dropout: float,
     softmax_float32: bool,
+    cached: bool,
     masked_fill: bool = False,
 ) -> Value:
     """Scores, softmax and product as Hugging Face's ``eager_attention_forward`` writes them.
@@ -85,6 +96,7 @@ def written_out_attention(
         value: Like ``key``.
         dropout: Probability on the weights.
         softmax_float32: Whether softmax runs in float32 whatever the type (Llama's does).
+        cached: Whether keys and values lie head by head in one piece already.
         masked_fill: Whether the mask is applied by ``masked_fill``, which keeps it (nanoGPT).
 
     Returns:
@@ -95,7 +107,8 @@ def written_out_attention(
     dtype = query.dtype if softmax_float32 else value.dtype
     # Heads become a batch dimension in a copy, and keys are repeated, before the product.
     query = tape.copy(tape.lower(query), "queries, by head")
-    key = tape.copy(tape.lower(key), "keys, by head", full)
+    whole = cached and key.dims == full
+    key = tape.lower(key) if whole else tape.copy(tape.lower(key), "keys, by head", full)
     scores = tape.matmul(query, key, "attention scores", ("b", "a", "s", "s"))
     scores = tape.scale(scores, "attention scores")
     if masked_fill:
@@ -109,6 +122,6 @@ def written_out_attention(
     if not masked_fill:
         weights = tape.cast(weights, dtype)
     weights = tape.dropout(weights, dropout, "attention weights, dropped")
-    value = tape.copy(tape.lower(value), "values, by head", full)
+    value = tape.lower(value) if whole else tape.copy(tape.lower(value), "values, by head", full)
     out = tape.matmul(weights, value, "attention outputs", full)
     return tape.copy(out, "attention outputs")

@@ -33,8 +33,12 @@ def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
 
 def gpt_block(
     tape: Tape, arch: DecoderArchitecture, x: Value, *, attention: str, cache: bool
-) -> Value:
-    """GPT-2's block: layer norm, attention, layer norm, MLP, each added to the stream."""
+) -> tuple[Value, list[Value]]:
+    """GPT-2's block: layer norm, attention, layer norm, MLP, each added to the stream.
+
+    Returns:
+        The block's output, and what its own variables hold until it returns.
+    """
     full = ("b", "s", "q")
     normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
     joint = tape.linear(
@@ -50,7 +54,7 @@ def gpt_block(
         key, value = (tape.copy(x, label) for x, label in zip((key, value), CACHED, strict=True))
     if attention == "sdpa":
         mixed = fused_attention(
-            tape, query, key, value, dropout=arch.attention_dropout, grouped=False
+            tape, query, key, value, dropout=arch.attention_dropout, grouped=False, cached=cache
         )
     else:
         mixed = written_out_attention(
@@ -60,17 +64,20 @@ def gpt_block(
             value,
             dropout=arch.attention_dropout,
             softmax_float32=False,
+            cached=cache,
             masked_fill=arch.family == "nanogpt",
         )
     out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
-    out = tape.dropout(out, arch.residual_dropout, "attention projections")
+    mixed = out = tape.dropout(out, arch.residual_dropout, "attention projections")
     x = tape.add(x, out, "block inputs (residual stream)")
     normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
     inner = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=("b", "s", "i"))
     inner = activation(tape, arch.activation, inner)
     out = tape.linear(inner, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
     out = tape.dropout(out, arch.residual_dropout, "MLP projections")
-    return tape.add(x, out, "block inputs (residual stream)")
+    # Hugging Face's block still names what it handed to the MLP, and attention's result.
+    held = [] if arch.family == "nanogpt" else [normed, mixed]
+    return tape.add(x, out, "block inputs (residual stream)"), held
 
 
 def activation(tape: Tape, name: str, x: Value) -> Value:
@@ -107,8 +114,12 @@ def rotate(tape: Tape, x: Value, label: str) -> Value:
 
 def llama_block(
     tape: Tape, arch: DecoderArchitecture, x: Value, *, attention: str, cache: bool
-) -> Value:
-    """Llama's block, with grouped queries, and Qwen3's norms of queries and keys."""
+) -> tuple[Value, list[Value]]:
+    """Llama's block, with grouped queries, and Qwen3's norms of queries and keys.
+
+    Returns:
+        The block's output, and what its own variables hold until it returns.
+    """
     full, few = ("b", "s", "q"), ("b", "s", "k")
     bias = arch.attention_bias
     normed = rms_norm(tape, x, "h", "RMS norm outputs")
@@ -124,11 +135,17 @@ def llama_block(
     if attention == "sdpa":
         grouped = arch.query_width != arch.kv_width
         mixed = fused_attention(
-            tape, query, key, value, dropout=arch.attention_dropout, grouped=grouped
+            tape, query, key, value, dropout=arch.attention_dropout, grouped=grouped, cached=cache
         )
     else:
         mixed = written_out_attention(
-            tape, query, key, value, dropout=arch.attention_dropout, softmax_float32=True
+            tape,
+            query,
+            key,
+            value,
+            dropout=arch.attention_dropout,
+            softmax_float32=True,
+            cached=cache,
         )
     out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
     x = tape.add(x, out, "block inputs (residual stream)")
@@ -139,7 +156,7 @@ def llama_block(
     up = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=inner)
     product = tape.multiply(opened, up, "MLP products")
     out = tape.linear(product, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
-    return tape.add(x, out, "block inputs (residual stream)")
+    return tape.add(x, out, "block inputs (residual stream)"), [normed]
 
 
 def head_norm(tape: Tape, x: Value, heads: str) -> Value:
