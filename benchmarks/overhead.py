@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-
 from vramscope.profiler import MemoryProfiler, ProfilerConfig
 
 RESULT = Path(__file__).parent / "results" / "overhead.md"
