@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import streamlit as st
 from vramscope.storage.errors import StorageError, StoreNotFound
@@ -47,7 +47,16 @@ def has_runs() -> bool:
         return False
     if total == 0:
         first_run()
+        _look_again()
     return total > 0
+
+
+@st.fragment(run_every=data.REFRESH_S)
+def _look_again() -> None:
+    """Draw the page anew as soon as there is a run to show."""
+    with suppress(StorageError):
+        if data.reader().runs(limit=1).total:
+            st.rerun()
 
 
 def first_run() -> None:
