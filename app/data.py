@@ -157,7 +157,7 @@ def phases(
 def modules(
     url: str, run_id: str, device_id: int, step: int, version: Token
 ) -> tuple[ModuleRecord, ...]:
-    """What the modules held at one detail step."""
+    """What the modules held at one detail step, a row for each dtype."""
     return _reader(url).modules(run_id, device_id, step)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from vramscope.storage.reader import RunReader
 from vramscope.storage.records import (
@@ -11,6 +11,7 @@ from vramscope.storage.records import (
     DeviceInfo,
     Event,
     MemoryUse,
+    ModuleRecord,
     PredictionMethod,
     PredictionRecord,
     RunInfo,
@@ -98,3 +99,13 @@ def differences(a: MemoryUse, b: MemoryUse) -> Iterator[tuple[str, int | None]]:
     for line in MEMORY_LINES:
         left, right = getattr(a, line), getattr(b, line)
         yield line, None if left is None or right is None else left - right
+
+
+def modules_in_all_dtypes(modules: Iterable[ModuleRecord]) -> tuple[ModuleRecord, ...]:
+    """One record a module, its activations of every dtype together, the largest first."""
+    whole: dict[str, ModuleRecord] = {}
+    for part in modules:
+        seen = whole.get(part.module)
+        held = part.activations + (0 if seen is None else seen.activations)
+        whole[part.module] = replace(seen or part, dtype="", activations=held)
+    return tuple(sorted(whole.values(), key=lambda module: -module.activations))

@@ -11,6 +11,7 @@ from .chart_component import chart
 from .charts import devices_heat_map, phases_in_step
 from .charts import measured_beside_predicted as bars
 from .format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, md, plain, size, unit_for
+from .overview import modules_in_all_dtypes
 from .reports.html_tables import phases_table
 
 TERMS_SHOWN = 200
@@ -182,7 +183,7 @@ def _modules(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
     if not found:
         st.caption("No module was recorded at the last detail step.")
         return
-    ordered = sorted(found, key=lambda m: m.activations, reverse=True)[:MODULES_SHOWN]
+    ordered = modules_in_all_dtypes(found)[:MODULES_SHOWN]
     unit = unit_for(max(max(m.activations, m.parameters or 0) for m in ordered))
     most = max(m.activations for m in ordered) / unit.bytes
     st.caption(f"What each module saved for backward at step {step:,}, largest first.")

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from . import rollups
+from .details import detail_row
 from .engine import clean_text, enable_wal, redacted, sqlite_path, writer_engine
 from .errors import StorageError
 from .failures import StoreGone, opening_error, retry_busy
@@ -24,23 +25,20 @@ from .records import (
     DeviceInfo,
     Event,
     ModuleRecord,
+    PeakGroup,
     PhaseRecord,
     PredictionRecord,
     Record,
     RunInfo,
     RunStatus,
     StepRecord,
+    TimelinePoint,
 )
 from .rows import (
-    MODULE_COLUMNS,
-    PHASE_COLUMNS,
     STEP,
-    STEP_COLUMNS,
     Row,
     device_values,
     event_values,
-    module_row,
-    phase_row,
     prediction_phase_values,
     prediction_term_values,
     prediction_values,
@@ -48,6 +46,7 @@ from .rows import (
     step_row,
 )
 from .schema import devices, events, prediction_phases, prediction_terms, predictions, runs
+from .statements import batch_statements
 from .upgrade import ensure_schema
 
 _SEVERITY = {
@@ -88,6 +87,9 @@ class RunChange:
 
 Item = Record | NewDevice | RunChange
 
+_DetailStep = tuple[str, int, int]
+"""Table, device and step."""
+
 
 class RunLedger:
     """The rows of one run that one process writes."""
@@ -101,15 +103,10 @@ class RunLedger:
         self._connection: Connection | None = None
         self._device_ids: dict[int, int] = {}
         self._tracks: dict[int, rollups.DeviceTrack] = {}
+        self._earlier: dict[int, int] = {}  # last step of a device before this process
+        self._cleared: set[_DetailStep] = set()
         self._rank = 0
-        mark = "?" if self._path is not None else "%s"
-        self._sql = {
-            "steps": _upsert("steps", ("device_id", *STEP_COLUMNS), 2, mark),
-            "rollups": _upsert("rollups", ("device_id", "level", "bucket", *STEP_COLUMNS), 3, mark),
-            "phases": _upsert("phases", PHASE_COLUMNS, 3, mark),
-            "modules": _upsert("modules", MODULE_COLUMNS, 3, mark),
-            "marks": f"UPDATE devices SET last_step = {mark}, peak_step = {mark} WHERE id = {mark}",
-        }
+        self._sql = batch_statements("?" if self._path is not None else "%s")
 
     def open(self, run: RunInfo, run_devices: Sequence[DeviceInfo]) -> None:
         """Make the store where there is none, and enter the run or join it.
@@ -148,16 +145,18 @@ class RunLedger:
         """
         self._check_identity()
         fresh: dict[int, int] = {}
+        cleared: set[_DetailStep] = set()
         try:
             connection = self._connect()
             with connection.begin():
-                self._store_items(connection, items, fresh)
+                self._store_items(connection, items, fresh, cleared)
                 self._beat(connection, lost)
         except BaseException:
             self._tracks.clear()
             self._close_connection()
             raise
         self._device_ids.update(fresh)
+        self._cleared |= cleared
 
     def finish(self, status: RunStatus, message: str | None) -> None:
         """Say how this process ended; the gravest ending of all ranks is the run's.
@@ -234,15 +233,17 @@ class RunLedger:
     def _enter_device(self, connection: Connection, device: DeviceInfo) -> int:
         values = device_values(device)
         key = ("rank", "host", "kind", "index")
-        found: int | None = connection.execute(
-            select(devices.c.id).where(
+        found = connection.execute(
+            select(devices.c.id, devices.c.last_step).where(
                 devices.c.run_id == self._run_id, *(devices.c[name] == values[name] for name in key)
             )
-        ).scalar()
+        ).one_or_none()
         if found is not None:
             known = {name: value for name, value in values.items() if value is not None}
-            connection.execute(update(devices).where(devices.c.id == found).values(known))
-            return found
+            connection.execute(update(devices).where(devices.c.id == found.id).values(known))
+            if found.last_step is not None:
+                self._earlier[found.id] = found.last_step
+            return int(found.id)
         made = connection.execute(insert(devices).values(run_id=self._run_id, **values))
         assert made.inserted_primary_key is not None
         return int(made.inserted_primary_key[0])
@@ -254,20 +255,22 @@ class RunLedger:
         return self._rank if lowest is None else int(lowest)
 
     def _store_items(
-        self, connection: Connection, items: Sequence[Item], fresh: dict[int, int]
+        self,
+        connection: Connection,
+        items: Sequence[Item],
+        fresh: dict[int, int],
+        cleared: set[_DetailStep],
     ) -> None:
         known = dict(self._device_ids)
         step_rows: dict[int, list[Row]] = defaultdict(list)
-        phase_rows: list[Row] = []
-        module_rows: list[Row] = []
+        detail_rows: dict[str, list[Row]] = defaultdict(list)
         for item in items:
             match item:
                 case StepRecord():
                     step_rows[known[item.device]].append(step_row(item))
-                case ModuleRecord():
-                    module_rows.append(module_row(known[item.device], item))
-                case PhaseRecord():
-                    phase_rows.append(phase_row(known[item.device], item))
+                case PhaseRecord() | ModuleRecord() | TimelinePoint() | PeakGroup():
+                    name, row = detail_row(known[item.device], item)
+                    detail_rows[name].append(row)
                 case Event():
                     device_id = None if item.device is None else known[item.device]
                     connection.execute(insert(events), event_values(self._run_id, device_id, item))
@@ -280,8 +283,24 @@ class RunLedger:
                     self._change_run(connection, item.values)
         for device_id, rows in step_rows.items():
             self._store_steps(connection, device_id, rows)
-        self._run_many(connection, "phases", phase_rows)
-        self._run_many(connection, "modules", module_rows)
+        for name, rows in detail_rows.items():
+            cleared |= self._clear_repeated(connection, name, rows)
+            self._run_many(connection, name, rows)
+
+    def _clear_repeated(
+        self, connection: Connection, name: str, rows: Sequence[Row]
+    ) -> set[_DetailStep]:
+        """Take out what a resumed run left at the steps that it repeats, once a step.
+
+        A repetition may have fewer instants or other dtypes: its rows would mix with the old.
+        """
+        repeated = {
+            (name, row[0], row[1])
+            for row in rows
+            if row[0] in self._earlier and row[1] <= self._earlier[row[0]]
+        } - self._cleared
+        self._run_many(connection, f"clear {name}", [key[1:] for key in sorted(repeated)])
+        return repeated
 
     def _store_steps(self, connection: Connection, device_id: int, rows: Sequence[Row]) -> None:
         track = self._tracks.get(device_id)
@@ -368,17 +387,6 @@ def _store_prediction(connection: Connection, device_id: int, record: Prediction
         connection.execute(insert(prediction_phases), prediction_phase_values(number, record))
     if record.terms:
         connection.execute(insert(prediction_terms), prediction_term_values(number, record))
-
-
-def _upsert(table: str, columns: Sequence[str], keys: int, mark: str) -> str:
-    """Insert, the last writing of a key winning (a resumed run repeats steps)."""
-    names = ", ".join(columns)
-    marks = ", ".join([mark] * len(columns))
-    changes = ", ".join(f"{name} = excluded.{name}" for name in columns[keys:])
-    return (
-        f"INSERT INTO {table} ({names}) VALUES ({marks}) "
-        f"ON CONFLICT ({', '.join(columns[:keys])}) DO UPDATE SET {changes}"
-    )
 
 
 def _now() -> datetime:

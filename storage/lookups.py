@@ -13,7 +13,17 @@ from .errors import AmbiguousRun, RunNotFound
 from .records import PredictionMethod, RunInfo, RunStatus
 from .results import RunPage, RunSummary
 from .rows import run_info
-from .schema import devices, events, modules, phases, predictions, runs, steps
+from .schema import (
+    devices,
+    events,
+    modules,
+    peak_groups,
+    phases,
+    predictions,
+    runs,
+    steps,
+    timeline,
+)
 
 STALE_AFTER = timedelta(seconds=10)
 """A running run whose writers have been silent for longer is called stale."""
@@ -108,7 +118,7 @@ def change_token(connection: Connection, run_id: str, where: str) -> tuple[objec
             connection.execute(
                 select(func.max(table.c.step)).where(table.c.device_id == device.id)
             ).scalar()
-            for table in (phases, modules)
+            for table in (phases, modules, timeline, peak_groups)
         ]
         marks.append(
             connection.execute(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Column, ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from . import lookups, rollups, zoom
+from .details import (
+    MODULE_COLUMNS,
+    PEAK_GROUP_COLUMNS,
+    PHASE_COLUMNS,
+    TIMELINE_COLUMNS,
+    module_record,
+    peak_group,
+    phase_record,
+    timeline_point,
+)
 from .engine import normalise_url, redacted
 from .failures import opening_error
 from .readonly import open_source
@@ -20,23 +30,21 @@ from .records import (
     DeviceInfo,
     Event,
     ModuleRecord,
+    PeakGroup,
     PhaseRecord,
     PredictionRecord,
     RunInfo,
     RunStatus,
     StepRecord,
+    TimelinePoint,
 )
 from .results import RunPage, RunSummary, StepTable
 from .rows import (
-    MODULE_COLUMNS,
-    PHASE_COLUMNS,
     STEP,
     STEP_COLUMNS,
     Row,
     device_info,
     event_record,
-    module_record,
-    phase_record,
     prediction_record,
     step_record,
 )
@@ -44,11 +52,13 @@ from .schema import (
     devices,
     events,
     modules,
+    peak_groups,
     phases,
     prediction_phases,
     prediction_terms,
     predictions,
     steps,
+    timeline,
 )
 from .upgrade import check_schema
 
@@ -214,31 +224,31 @@ class RunReader:
 
     def phases(self, run_id: str, device_id: int, step: int) -> tuple[PhaseRecord, ...]:
         """Phases inside one step of a device, in order."""
-
-        def work(connection: Connection) -> tuple[PhaseRecord, ...]:
-            number = _checked(connection, run_id, device_id)
-            query = (
-                select(*(phases.c[name] for name in PHASE_COLUMNS))
-                .where(phases.c.device_id == number, phases.c.step == step)
-                .order_by(phases.c.sequence)
-            )
-            return tuple(phase_record(row) for row in connection.execute(query))
-
-        return self._read(work)
+        columns = [phases.c[name] for name in PHASE_COLUMNS]
+        rows = self._rows_inside(run_id, device_id, step, columns, [phases.c.sequence])
+        return tuple(phase_record(row) for row in rows)
 
     def modules(self, run_id: str, device_id: int, step: int) -> tuple[ModuleRecord, ...]:
-        """What modules held for backward in one step of a device, the largest first."""
+        """What modules held for backward in one step of a device, the largest first.
 
-        def work(connection: Connection) -> tuple[ModuleRecord, ...]:
-            number = _checked(connection, run_id, device_id)
-            query = (
-                select(*(modules.c[name] for name in MODULE_COLUMNS))
-                .where(modules.c.device_id == number, modules.c.step == step)
-                .order_by(modules.c.activations.desc(), modules.c.module)
-            )
-            return tuple(module_record(row) for row in connection.execute(query))
+        A module that held tensors of several dtypes has a row for each.
+        """
+        columns = [modules.c[name] for name in MODULE_COLUMNS]
+        order = [modules.c.activations.desc(), modules.c.module, modules.c.dtype]
+        rows = self._rows_inside(run_id, device_id, step, columns, order)
+        return tuple(module_record(row) for row in rows)
 
-        return self._read(work)
+    def timeline(self, run_id: str, device_id: int, step: int) -> tuple[TimelinePoint, ...]:
+        """Instants inside one detail step of a device, in order."""
+        columns = [timeline.c[name] for name in TIMELINE_COLUMNS]
+        rows = self._rows_inside(run_id, device_id, step, columns, [timeline.c.sequence])
+        return tuple(timeline_point(row) for row in rows)
+
+    def peak_groups(self, run_id: str, device_id: int, step: int) -> tuple[PeakGroup, ...]:
+        """Tensors alive at the peak of one detail step of a device, the largest group first."""
+        columns = [peak_groups.c[name] for name in PEAK_GROUP_COLUMNS]
+        rows = self._rows_inside(run_id, device_id, step, columns, [peak_groups.c.position])
+        return tuple(peak_group(row) for row in rows)
 
     def events(self, run_id: str) -> tuple[Event, ...]:
         """Events of a run in the order of their instants."""
@@ -258,6 +268,24 @@ class RunReader:
     def change_token(self, run_id: str) -> tuple[object, ...]:
         """Something that differs once the run has new rows, another status or other settings."""
         return self._read(lambda connection: lookups.change_token(connection, run_id, self.where))
+
+    def _rows_inside(
+        self,
+        run_id: str,
+        device_id: int,
+        step: int,
+        columns: Sequence[Column[Any]],
+        order: Sequence[ColumnElement[Any]],
+    ) -> list[Row]:
+        """Rows of one table about one step of a device."""
+        table = columns[0].table
+
+        def work(connection: Connection) -> list[Row]:
+            number = _checked(connection, run_id, device_id)
+            query = select(*columns).where(table.c.device_id == number, table.c.step == step)
+            return [tuple(row) for row in connection.execute(query.order_by(*order))]
+
+        return self._read(work)
 
     def _marked_step(self, run_id: str, device_id: int, mark: str) -> StepRecord | None:
         def work(connection: Connection) -> StepRecord | None:

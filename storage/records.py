@@ -168,11 +168,15 @@ class StepRecord:
     """A GradScaler found inf or NaN and did not let the optimizer step."""
     detail: bool = False
     """Every allocation of this step was followed; otherwise see ``carried``."""
+    complete: bool = True
+    """False for the last step of a run that ended inside it (out of memory, an error)."""
     carried: bool = False
     """Some peak figures are carried over from the last detail step, not seen at this one."""
     end: MemoryUse
     peak: MemoryUse
     peak_phase: Phase | None = None
+    peak_module: str | None = None
+    """Path of the module that made the allocation of the peak; of detail steps."""
     master_weights: int | None = None
     """The part of ``end.optimizer_state`` that is fp32 copies of 16-bit parameters."""
     requested: int | None = None
@@ -202,14 +206,48 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord:
-    """What one module held for backward at the first backward of one detail step."""
+    """What one module held for backward, in one dtype, at the first backward of a detail step."""
 
     device: int
     step: int
     module: str
     """Dotted path in the root module; ``""`` is the root itself, outside any child."""
+    dtype: str = ""
+    """Of the tensors held, as torch names it without its prefix (``bfloat16``)."""
     activations: int
     parameters: int | None = None
+    """Of the module itself, in all dtypes: every row of one module and step says the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePoint:
+    """One instant inside one detail step on one device: forward building up, backward down."""
+
+    device: int
+    step: int
+    sequence: int
+    """Position inside the step, from 0; instants between are not kept, the highest always is."""
+    offset_s: float
+    """Seconds since the step began."""
+    phase: Phase
+    use: MemoryUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakGroup:
+    """Tensors of one class, shape and dtype that were alive at a detail step's peak."""
+
+    device: int
+    step: int
+    position: int
+    """From 0, the largest group first."""
+    memory_class: MemoryClass
+    shape: str
+    """As ``4×128×256``; empty for a single number."""
+    dtype: str
+    count: int
+    bytes: int
+    """Of all of them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,5 +295,7 @@ class PredictionRecord:
     """The scenario predicted, as a plain nested mapping."""
 
 
-Record = StepRecord | PhaseRecord | ModuleRecord | Event | PredictionRecord
+Record = (
+    StepRecord | PhaseRecord | ModuleRecord | TimelinePoint | PeakGroup | Event | PredictionRecord
+)
 """Whatever a writer keeps."""

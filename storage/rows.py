@@ -16,9 +16,7 @@ from .records import (
     EventKind,
     MemoryClass,
     MemoryUse,
-    ModuleRecord,
     Phase,
-    PhaseRecord,
     PredictionMethod,
     PredictionRecord,
     PredictionTerm,
@@ -29,7 +27,17 @@ from .records import (
 
 Row = tuple[Any, ...]
 
-_STEP_START = ("step", "started_ns", "duration_s", "micro_steps", "skipped", "detail", "carried")
+_STEP_START = (
+    "step",
+    "started_ns",
+    "duration_s",
+    "micro_steps",
+    "skipped",
+    "detail",
+    "complete",
+    "carried",
+)
+_STEP_PLACE = ("peak_phase", "peak_module")
 _STEP_EXTRA = (
     "master_weights",
     "requested",
@@ -43,7 +51,7 @@ PEAK_COLUMNS = tuple(f"peak_{line}" for line in MEMORY_LINES)
 
 STEP_COLUMNS: tuple[str, ...] = (
     *_STEP_START,
-    "peak_phase",
+    *_STEP_PLACE,
     *_STEP_EXTRA,
     *END_COLUMNS,
     *PEAK_COLUMNS,
@@ -53,42 +61,49 @@ STEP_COLUMNS: tuple[str, ...] = (
 STEP = STEP_COLUMNS.index("step")
 PEAK_ALLOCATED = STEP_COLUMNS.index("peak_allocated")
 
-PHASE_COLUMNS = ("device_id", "step", "sequence", "phase", "duration_s", *PEAK_COLUMNS)
-MODULE_COLUMNS = ("device_id", "step", "module", "activations", "parameters")
-
 _MODULE_LENGTH = 512
 
 _start = attrgetter(*_STEP_START)
 _extra = attrgetter(*_STEP_EXTRA)
-_lines = attrgetter(*MEMORY_LINES)
+memory_row = attrgetter(*MEMORY_LINES)
+"""The values of :data:`MEMORY_LINES` of one :class:`MemoryUse`."""
 
 
 def step_row(record: StepRecord) -> Row:
     """The values of :data:`STEP_COLUMNS`."""
-    phase = record.peak_phase
+    phase, module = record.peak_phase, record.peak_module
     return (
         *_start(record),
         None if phase is None else phase.value,
+        None if module is None else module_text(module),
         *_extra(record),
-        *_lines(record.end),
-        *_lines(record.peak),
+        *memory_row(record.end),
+        *memory_row(record.peak),
     )
 
 
 def step_record(device_id: int, row: Sequence[Any]) -> StepRecord:
     """A step from the values of :data:`STEP_COLUMNS`."""
-    extra_at = len(_STEP_START) + 1
+    place_at = len(_STEP_START)
+    extra_at = place_at + len(_STEP_PLACE)
     end_at = extra_at + len(_STEP_EXTRA)
     peak_at = end_at + len(MEMORY_LINES)
-    phase = row[extra_at - 1]
+    phase, module = row[place_at:extra_at]
     return StepRecord(
         device=device_id,
         **dict(zip(_STEP_START, row, strict=False)),
         peak_phase=None if phase is None else Phase(phase),
+        peak_module=module,
         **dict(zip(_STEP_EXTRA, row[extra_at:end_at], strict=True)),
         end=memory_use(row[end_at:peak_at]),
         peak=memory_use(row[peak_at:]),
     )
+
+
+def module_text(path: str) -> str:
+    """A module's path as it is stored; one longer than its column keeps its end."""
+    path = clean_text(path)
+    return path if len(path) <= _MODULE_LENGTH else "…" + path[1 - _MODULE_LENGTH :]
 
 
 def memory_use(values: Sequence[Any]) -> MemoryUse:
@@ -98,48 +113,7 @@ def memory_use(values: Sequence[Any]) -> MemoryUse:
 
 def memory_values(use: MemoryUse, columns: Sequence[str] = PEAK_COLUMNS) -> dict[str, int | None]:
     """The books by column name."""
-    return dict(zip(columns, _lines(use), strict=True))
-
-
-def phase_row(device_id: int, record: PhaseRecord) -> Row:
-    """The values of :data:`PHASE_COLUMNS`."""
-    return (
-        device_id,
-        record.step,
-        record.sequence,
-        record.phase.value,
-        record.duration_s,
-        *_lines(record.peak),
-    )
-
-
-def phase_record(row: Sequence[Any]) -> PhaseRecord:
-    """A phase from the values of :data:`PHASE_COLUMNS`."""
-    device_id, step, sequence, phase, duration_s, *lines = row
-    return PhaseRecord(
-        device=device_id,
-        step=step,
-        sequence=sequence,
-        phase=Phase(phase),
-        duration_s=duration_s,
-        peak=memory_use(lines),
-    )
-
-
-def module_row(device_id: int, record: ModuleRecord) -> Row:
-    """The values of :data:`MODULE_COLUMNS`; a path longer than the column keeps its end."""
-    module = clean_text(record.module)
-    if len(module) > _MODULE_LENGTH:
-        module = "…" + module[1 - _MODULE_LENGTH :]
-    return device_id, record.step, module, record.activations, record.parameters
-
-
-def module_record(row: Sequence[Any]) -> ModuleRecord:
-    """A module from the values of :data:`MODULE_COLUMNS`."""
-    device_id, step, module, activations, parameters = row
-    return ModuleRecord(
-        device=device_id, step=step, module=module, activations=activations, parameters=parameters
-    )
+    return dict(zip(columns, memory_row(use), strict=True))
 
 
 def event_values(run_id: str, device_id: int | None, event: Event) -> dict[str, Any]:

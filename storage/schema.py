@@ -26,12 +26,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    true,
 )
 from sqlalchemy.types import TypeDecorator
 
 from .records import MEMORY_LINES
 
-REVISIONS: tuple[str, ...] = ("0001",)
+REVISIONS: tuple[str, ...] = ("0001", "0002")
 """Every revision ever released, oldest first; the last is the one this code reads."""
 
 VERSION_TABLE = "vramscope_schema"
@@ -79,8 +80,10 @@ def _step_columns() -> list[Column[object]]:
         Column("micro_steps", Integer, nullable=False),
         Column("skipped", Boolean, nullable=False),
         Column("detail", Boolean, nullable=False),
+        Column("complete", Boolean, nullable=False, server_default=true()),
         Column("carried", Boolean, nullable=False),
         Column("peak_phase", String(16)),
+        Column("peak_module", Text),
         Column("master_weights", BigInteger),
         Column("requested", BigInteger),
         Column("device_used", BigInteger),
@@ -181,8 +184,35 @@ modules = Table(
     _device_key(),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("module", String(512), primary_key=True),
+    Column("dtype", String(32), primary_key=True, server_default=""),
     Column("activations", BigInteger, nullable=False),
     Column("parameters", BigInteger),
+    sqlite_with_rowid=False,
+)
+
+timeline = Table(
+    "timeline",
+    metadata,
+    _device_key(),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("sequence", Integer, primary_key=True, autoincrement=False),
+    Column("offset_s", Double, nullable=False),
+    Column("phase", String(16), nullable=False),
+    *(Column(line, BigInteger) for line in MEMORY_LINES),
+    sqlite_with_rowid=False,
+)
+
+peak_groups = Table(
+    "peak_groups",
+    metadata,
+    _device_key(),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("memory_class", String(24), nullable=False),
+    Column("shape", Text, nullable=False),
+    Column("dtype", String(32), nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
 

@@ -118,10 +118,12 @@ def _step(plan: RunPlan, device: int, step: int, start_ns: int) -> StepRecord:
         micro_steps=plan.micro_steps,
         skipped=step == 17,
         detail=detail,
+        complete=step != plan.oom_at,
         carried=not detail and plan.kind == "cpu",
         end=_books(plan, device, "end", wave),
         peak=peak,
         peak_phase=Phase.FORWARD,
+        peak_module="transformer.h.0.mlp" if detail and not plan.unknown else None,
         device_used=(peak.reserved or 0) + 620 * MIB if plan.kind == "cuda" else None,
     )
 

@@ -49,6 +49,23 @@ def test_one_row_a_step_and_device_with_bytes(recorded: Callable[..., Path]) -> 
             assert shown == ("" if value is None else str(value))
 
 
+@pytest.mark.parametrize(
+    ("module", "cell"),
+    [(None, ""), ("", "(root)"), ("h.0.mlp", "h.0.mlp"), ("=h", "'=h")],
+)
+def test_a_step_says_its_peaks_module_and_whether_it_is_whole(
+    module: str | None, cell: str, store_path: Path, make_step: Callable[..., StepRecord]
+) -> None:
+    run = RunInfo(id=RUN, name="n", started_at=datetime.now(UTC))
+    writer = RunWriter(store_path, run, [DeviceInfo(host="h", kind="cpu")])
+    for step, complete in ((1, True), (2, False)):
+        writer.write(make_step(step, complete=complete, peak_module=module))
+    writer.close(RunStatus.OUT_OF_MEMORY)
+    rows = rows_of(store_path)
+    assert [row["complete"] for row in rows] == ["true", "false"]
+    assert [row["peak_module"] for row in rows] == [cell, cell]
+
+
 def test_a_long_run_comes_in_pieces(recorded: Callable[..., Path]) -> None:
     seen: list[int] = []
     with RunReader(recorded(steps=1200)) as reader:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vramscope.app.overview import modules_in_all_dtypes
 from vramscope.app.reports import html_report
 from vramscope.storage.reader import RunReader
-from vramscope.storage.records import RunStatus
+from vramscope.storage.records import ModuleRecord, RunStatus
 
 RUN = "3f2a9c01b7d4"
 HOSTILE = "</script><script>alert(1)</script><img src=https://evil.test/x.png onerror=alert(1)>"
@@ -70,6 +71,26 @@ def test_every_figure_has_its_place_in_light_and_dark(
     assert all(set(figure) == {"light", "dark"} for figure in figures.values())
     assert "None" not in body_of(page)
     assert "nan" not in body_of(page)
+
+
+def test_a_module_is_shown_once_with_its_tensors_of_every_dtype() -> None:
+    def held(module: str, dtype: str, activations: int, parameters: int | None) -> ModuleRecord:
+        return ModuleRecord(
+            device=1,
+            step=2,
+            module=module,
+            dtype=dtype,
+            activations=activations,
+            parameters=parameters,
+        )
+
+    parts = [
+        held("a", "bfloat16", 5, None),
+        held("b", "bfloat16", 4, 64),
+        held("b", "float32", 3, 64),
+    ]
+    assert modules_in_all_dtypes(parts) == (held("b", "", 7, 64), held("a", "", 5, None))
+    assert modules_in_all_dtypes([]) == ()
 
 
 def test_the_report_says_what_the_run_says(recorded: Callable[..., Path]) -> None:

@@ -72,6 +72,7 @@ def test_the_contract_keys_are_there_exactly(recorded: Callable[..., Path]) -> N
     assert list(document["devices"][0]) == device
     step = document["steps"][0]
     assert {"step", "device", "duration_s", "micro_steps", "end", "peak"} <= set(step)
+    assert {"complete", "peak_module"} <= set(step)
     assert set(MEMORY_LINES) <= set(step["end"])
     assert {"phase", "device_used", *MEMORY_LINES} <= set(step["peak"])
     prediction = document["predictions"][0]
@@ -97,6 +98,8 @@ def test_the_figures_are_those_of_the_store(recorded: Callable[..., Path]) -> No
                 )
                 assert shown["peak"]["device_used"] == kept.device_used
                 assert (shown["phases"] is not None) == kept.detail
+                assert shown["complete"] is kept.complete
+                assert shown["peak_module"] == kept.peak_module
 
 
 def test_unknown_is_null_and_never_zero(recorded: Callable[..., Path]) -> None:

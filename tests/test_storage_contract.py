@@ -21,6 +21,7 @@ from vramscope.storage.records import (
     MemoryClass,
     MemoryUse,
     ModuleRecord,
+    PeakGroup,
     Phase,
     PhaseRecord,
     PredictionMethod,
@@ -29,6 +30,7 @@ from vramscope.storage.records import (
     RunInfo,
     RunStatus,
     StepRecord,
+    TimelinePoint,
 )
 from vramscope.storage.writer import RunWriter
 
@@ -66,10 +68,12 @@ FULL_STEP = StepRecord(
     micro_steps=4,
     skipped=True,
     detail=True,
+    complete=False,
     carried=True,
     end=MemoryUse(parameters=1, allocated=1),
     peak=FULL_USE,
     peak_phase=Phase.BACKWARD,
+    peak_module="blocks.0.mlp",
     master_weights=11,
     requested=12,
     device_used=13,
@@ -159,6 +163,7 @@ def test_every_field_of_a_step_comes_back(ready_url: str, make_run: MakeRun) -> 
         found = reader.step(run.id, device, 7)
     assert found is not None
     assert isinstance(found.skipped, bool)
+    assert found.complete is False
     assert isinstance(found.peak_phase, Phase)
 
 
@@ -198,16 +203,79 @@ def test_phases_and_modules_come_back(ready_url: str, make_run: MakeRun) -> None
     ]
     modules = [
         ModuleRecord(device=0, step=7, module="", activations=1),
-        ModuleRecord(device=0, step=7, module="blocks.0.mlp", activations=5, parameters=6),
+        ModuleRecord(device=0, step=7, module="blocks.0.mlp", dtype="bfloat16", activations=5),
+        ModuleRecord(
+            device=0, step=7, module="blocks.0.mlp", dtype="float32", activations=5, parameters=6
+        ),
+        ModuleRecord(device=0, step=7, module="blocks.0", dtype="float32", activations=9),
     ]
     with stored(ready_url, run, FULL_STEP, *reversed(phases), *modules) as reader:
         device = only_device(reader, run)
         assert reader.phases(run.id, device, 7) == tuple(moved(p, device) for p in phases)
-        assert reader.modules(run.id, device, 7) == tuple(
-            moved(m, device) for m in reversed(modules)
-        )
+        root, mlp_16, mlp_32, block = (moved(m, device) for m in modules)
+        assert reader.modules(run.id, device, 7) == (block, mlp_16, mlp_32, root)
         assert reader.phases(run.id, device, 8) == ()
         assert reader.detail_steps(run.id, device) == (7,)
+
+
+def instant(step: int, sequence: int, use: MemoryUse = FULL_USE) -> TimelinePoint:
+    return TimelinePoint(
+        device=0,
+        step=step,
+        sequence=sequence,
+        offset_s=0.125 * sequence,
+        phase=Phase.FORWARD,
+        use=use,
+    )
+
+
+def group(step: int, position: int, **changes: Any) -> PeakGroup:
+    values: dict[str, Any] = {
+        "memory_class": MemoryClass.ACTIVATIONS,
+        "shape": "4×128×256",
+        "dtype": "bfloat16",
+        "count": 3,
+        "bytes": 2**40 - position,
+    }
+    return PeakGroup(device=0, step=step, position=position, **{**values, **changes})
+
+
+def test_a_timeline_and_the_groups_at_the_peak_come_back_in_order(
+    ready_url: str, make_run: MakeRun
+) -> None:
+    run = make_run()
+    instants = [instant(7, 0), instant(7, 1, MemoryUse(allocated=3)), instant(7, 2, MemoryUse())]
+    groups = [group(7, 0), group(7, 1, shape="", memory_class=MemoryClass.TEMPORARIES)]
+    with stored(ready_url, run, FULL_STEP, *reversed(instants), *reversed(groups)) as reader:
+        device = only_device(reader, run)
+        assert reader.timeline(run.id, device, 7) == tuple(moved(i, device) for i in instants)
+        assert reader.peak_groups(run.id, device, 7) == tuple(moved(g, device) for g in groups)
+        found = reader.peak_groups(run.id, device, 7)[1]
+        assert isinstance(found.memory_class, MemoryClass)
+        assert reader.timeline(run.id, device, 8) == reader.peak_groups(run.id, device, 8) == ()
+        assert reader.timeline("another", device, 7) == ()
+        assert reader.detail_steps(run.id, device) == ()
+
+
+def test_what_is_too_long_for_a_key_is_cut(ready_url: str, make_run: MakeRun) -> None:
+    run = make_run()
+    path = "a" * 600 + ".end"
+    records = [
+        replace(FULL_STEP, peak_module=path),
+        ModuleRecord(device=0, step=7, module=path, dtype="d" * 40, activations=1),
+        group(7, 0, dtype="d" * 40, shape="1×" * 2000),
+    ]
+    with stored(ready_url, run, *records) as reader:
+        device = only_device(reader, run)
+        (module,) = reader.modules(run.id, device, 7)
+        step = reader.step(run.id, device, 7)
+        (tensors,) = reader.peak_groups(run.id, device, 7)
+    assert len(module.module) == 512
+    assert module.module.endswith("a.end")
+    assert module.dtype == tensors.dtype == "d" * 32
+    assert tensors.shape == "1×" * 2000
+    assert step is not None
+    assert step.peak_module == module.module
 
 
 def test_detail_steps_are_those_of_phases_or_modules(ready_url: str, make_run: MakeRun) -> None:
@@ -338,6 +406,47 @@ def test_a_step_written_again_replaces_the_first(
     assert table.level == 8
     assert table.columns["peak_allocated"][1] == 500
     assert 900 not in table.columns["peak_allocated"]
+
+
+def test_a_resumed_run_leaves_nothing_of_the_steps_that_it_repeats(
+    ready_url: str, make_run: MakeRun, make_step: MakeStep
+) -> None:
+    """Else two timelines would mix, and modules of another dtype would count twice."""
+    run = make_run()
+
+    def detail(step: int, instants: int, dtype: str) -> list[Any]:
+        return [
+            ModuleRecord(device=0, step=step, module="a", dtype=dtype, activations=1),
+            make_step(step, detail=True),
+            *(instant(step, number) for number in range(instants)),
+            *(group(step, number) for number in range(instants)),
+            *(
+                PhaseRecord(
+                    device=0,
+                    step=step,
+                    sequence=number,
+                    phase=Phase.FORWARD,
+                    duration_s=1,
+                    peak=FULL_USE,
+                )
+                for number in range(instants)
+            ),
+        ]
+
+    first = [record for step in (0, 1, 2) for record in detail(step, 3, "float32")]
+    stored(ready_url, run, *first).close()
+    with writing(ready_url, run) as writer:
+        for record in (*detail(1, 2, "bfloat16"), *detail(3, 1, "bfloat16")):
+            writer.write(record)
+            assert writer.flush()  # a transaction each: only the first may take out what was there
+    with RunReader(ready_url) as reader:
+        device = only_device(reader, run)
+        for step, instants, dtype in ((0, 3, "float32"), (1, 2, "bfloat16"), (2, 3, "float32")):
+            assert len(reader.timeline(run.id, device, step)) == instants
+            assert len(reader.peak_groups(run.id, device, step)) == instants
+            assert len(reader.phases(run.id, device, step)) == instants
+            assert [m.dtype for m in reader.modules(run.id, device, step)] == [dtype]
+        assert len(reader.timeline(run.id, device, 3)) == 1
 
 
 def test_a_live_run_is_read_while_it_is_written(

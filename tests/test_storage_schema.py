@@ -87,6 +87,12 @@ LINES = {f"peak_{line}" for line in records.MEMORY_LINES}
         ),
         (records.PhaseRecord, schema.phases, {"device": {"device_id"}, "peak": LINES}),
         (records.ModuleRecord, schema.modules, {"device": {"device_id"}}),
+        (
+            records.TimelinePoint,
+            schema.timeline,
+            {"device": {"device_id"}, "use": set(records.MEMORY_LINES)},
+        ),
+        (records.PeakGroup, schema.peak_groups, {"device": {"device_id"}}),
         (records.Event, schema.events, {"device": {"device_id"}}),
         (
             records.PredictionRecord,
@@ -114,7 +120,7 @@ def test_the_large_tables_are_keyed_by_device_and_step(tmp_path: Path, make_run:
     with sqlite3.connect(tmp_path / "s.db") as connection:
         made = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
     connection.close()
-    for name in ("steps", "rollups", "phases", "modules"):
+    for name in ("steps", "rollups", "phases", "modules", "timeline", "peak_groups"):
         assert made[name].rstrip().endswith("WITHOUT ROWID"), made[name]
     assert "PRIMARY KEY (device_id, step)" in " ".join(made["steps"].split()).replace(
         "CONSTRAINT pk_steps ", ""
@@ -125,9 +131,11 @@ def test_every_closed_set_fits_its_column() -> None:
     for values, column in (
         (records.RunStatus, schema.runs.c.status),
         (records.Phase, schema.phases.c.phase),
+        (records.Phase, schema.timeline.c.phase),
         (records.EventKind, schema.events.c.kind),
         (records.PredictionMethod, schema.predictions.c.method),
         (records.MemoryClass, schema.prediction_terms.c.memory_class),
+        (records.MemoryClass, schema.peak_groups.c.memory_class),
     ):
         assert max(len(value) for value in values) <= column.type.length  # type: ignore[attr-defined]
 
@@ -204,12 +212,13 @@ def test_an_old_store_is_refused_with_the_command_that_upgrades_it(
     store_url: str, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_store(store_url, make_run())
-    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "0002"))
+    newest = schema.REVISIONS[-1]
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "next"))
     for opening in (
         lambda: RunReader(store_url),
         lambda: RunWriter(store_url, make_run(id="other"), (CPU,)),
     ):
-        with pytest.raises(StoreTooOld, match=r"has schema 0001.*needs 0002.*vramscope db upgrade"):
+        with pytest.raises(StoreTooOld, match=rf"{newest}.*needs next.*vramscope db upgrade"):
             opening()
 
 

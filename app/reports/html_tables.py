@@ -8,6 +8,7 @@ from vramscope.storage.records import ModuleRecord, PhaseRecord, PredictionTerm
 
 from ..blocks import text
 from ..format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, duration, size, whole_bytes
+from ..overview import modules_in_all_dtypes
 
 TOP_MODULES = 15
 
@@ -28,7 +29,7 @@ def phases_table(phases: Iterable[PhaseRecord]) -> str:
 
 def modules_part(modules: Iterable[ModuleRecord], step: int) -> str:
     """What the modules held for backward at one step, the largest first, folded away."""
-    ranked = sorted(modules, key=lambda module: -module.activations)
+    ranked = modules_in_all_dtypes(modules)
     rows = (
         (m.module or "(root)", size(m.activations), size(m.parameters))
         for m in ranked[:TOP_MODULES]

@@ -29,10 +29,12 @@ COLUMNS: tuple[str, ...] = (
     "micro_steps",
     "skipped",
     "detail",
+    "complete",
     "carried",
     *(f"end_{line}_bytes" for line in MEMORY_LINES),
     "end_master_weights_bytes",
     "peak_phase",
+    "peak_module",
     *(f"peak_{line}_bytes" for line in MEMORY_LINES),
     "peak_device_used_bytes",
     "peak_process_used_bytes",
@@ -87,7 +89,7 @@ def _device_cells(device: DeviceInfo) -> tuple[Cell, ...]:
 
 
 def _row(about: tuple[Cell, ...], step: StepRecord) -> tuple[Cell, ...]:
-    """One row; the only text in it that comes from a run is that about the device."""
+    """One row; the only text from a run in it is that about the device, and the module's."""
     return (
         step.step,
         step.device,
@@ -97,10 +99,12 @@ def _row(about: tuple[Cell, ...], step: StepRecord) -> tuple[Cell, ...]:
         step.micro_steps,
         _yes_or_no(step.skipped),
         _yes_or_no(step.detail),
+        _yes_or_no(step.complete),
         _yes_or_no(step.carried),
         *_lines(step.end),
         step.master_weights,
         step.peak_phase,
+        _module(step.peak_module),
         *_lines(step.peak),
         step.device_used,
         step.process_used,
@@ -108,6 +112,11 @@ def _row(about: tuple[Cell, ...], step: StepRecord) -> tuple[Cell, ...]:
         step.host_pinned,
         step.paged,
     )
+
+
+def _module(path: str | None) -> str | None:
+    """The root's path is empty, and an empty cell would say that it is unknown."""
+    return "(root)" if path == "" else path and neutralise(path)
 
 
 def _yes_or_no(value: bool) -> str:

@@ -137,7 +137,9 @@ def step_mapping(
         "started_at": iso_of_ns(step.started_ns),
         "skipped": step.skipped,
         "detail": step.detail,
+        "complete": step.complete,
         "carried": step.carried,
+        "peak_module": step.peak_module,
         "end": {**memory_mapping(step.end), "master_weights": step.master_weights},
         "peak": {
             "phase": step.peak_phase,
