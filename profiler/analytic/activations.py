@@ -94,6 +94,7 @@ def record(scenario: Scenario) -> Recording:
     tape = Tape(sizes, _numerics(scenario))
     block = gpt_block if arch.is_gpt else llama_block
     x = embed(tape, arch)
+    x.storage.label = "block inputs (residual stream)"
     embedding = _cut(tape, None, x)
     entry = x
     x, inside = block(tape, arch, x, attention=scenario.attention, cache=scenario.use_cache)

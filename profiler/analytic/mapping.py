@@ -178,7 +178,8 @@ def from_mapping(cls: type[T], data: object, where: str = "") -> T:
 
 
 def _read(hint: Any, value: object, f: Field[Any], where: str) -> object:
-    hint = _without_none(hint) if _is_optional(hint) and value is not None else hint
+    allowed = hint
+    hint = _without_none(hint) if value is not None else hint
     if is_dataclass(hint):
         return from_mapping(hint, value, where)  # type: ignore[arg-type]
     if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
@@ -186,7 +187,7 @@ def _read(hint: Any, value: object, f: Field[Any], where: str) -> object:
     if isinstance(value, str):
         value = f.metadata.get("aliases", {}).get(value, value)
     if not _fits(value, hint):
-        raise ValueError(f"{where}={value!r}: must be {describe(hint)}")
+        raise ValueError(f"{where}={value!r}: must be {describe(allowed)}")
     return value
 
 

@@ -208,10 +208,10 @@ def step_terms(scenario: Scenario, tensors: Sequence[TensorSpec]) -> list[Term]:
         return []
     largest, optimizer = max(found, key=lambda pair: pair[0].nbytes)
     return [
-        Term(
+        make_term(
             f"temporaries of the step, {optimizer.implementation}",
             MemoryClass.TEMPORARIES,
-            largest.nbytes,
+            [Allocation(n) for n in largest.storages or (largest.nbytes,)],
             largest.formula,
             largest.source,
             frozenset({Phase.OPTIMIZER}),

@@ -132,6 +132,8 @@ class StepTemporaries:
     nbytes: int
     formula: str
     source: str = TORCH_SOURCE
+    storages: tuple[int, ...] = ()
+    """Bytes of each storage, where there are several."""
 
 
 def step_temporaries(tensors: Sequence[TensorSpec], optimizer: OptimizerSpec) -> StepTemporaries:
@@ -168,12 +170,14 @@ def _foreach_temporaries(
 ) -> StepTemporaries:
     if optimizer.name == "sgd" and not (optimizer.weight_decay or optimizer.maximize):
         return StepTemporaries(0, "in place: 0", source)
-    by_dtype: dict[str, int] = {}
+    by_dtype: dict[str, list[int]] = {}
     for tensor in tensors:
-        by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.nbytes
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.nbytes)
     # The list of one dtype stays bound until the next one's is made.
-    largest = sorted(by_dtype.values(), reverse=True)[:2]
-    return StepTemporaries(sum(largest), " + ".join(f"{b:,} B" for b in largest), source)
+    largest = sorted(by_dtype.values(), key=sum, reverse=True)[:2]
+    formula = " + ".join(f"{sum(sizes):,} B" for sizes in largest)
+    storages = tuple(n for sizes in largest for n in sizes)
+    return StepTemporaries(sum(storages), formula, source, storages)
 
 
 def _copies_for_one(optimizer: OptimizerSpec) -> int:

@@ -131,10 +131,15 @@ def read_scenario(
         attention=_attention(inner),
         use_cache=_fills_cache(inner),
         dropout_active=any(m.training for m in inner),
-        loss=LossSpec(upcast_logits=None if loss_in_model else False),
+        loss=_loss(loss_in_model),
         device="cuda" if device.type == "cuda" else "cpu",
         parallelism=parallelism,
     )
+
+
+def _loss(in_model: bool) -> LossSpec:
+    """A loss of the user's own takes the logits and the labels as they are."""
+    return LossSpec() if in_model else LossSpec(upcast_logits=False, shifts_labels=False)
 
 
 def _positions(
@@ -262,7 +267,10 @@ def _half_name(dtype: torch.dtype | None) -> Any:
 def _checkpoints(models: Sequence[nn.Module]) -> bool:
     """Whether any model computes its blocks again in backward."""
     for model in models:
-        if getattr(model, "is_gradient_checkpointing", False) is True:
+        # transformers renamed its property; asking the old one in a new version warns.
+        names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+        name = next((n for n in names if hasattr(type(model), n)), None)
+        if name is not None and getattr(model, name) is True:
             return True
         if getattr(getattr(model, "config", None), "gradient_checkpointing", False) is True:
             return True
