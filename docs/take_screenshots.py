@@ -25,9 +25,11 @@ from playwright.sync_api import Browser, sync_playwright
 from vramscope.storage.errors import StorageError
 from vramscope.storage.reader import RunReader
 
-WIDTH, HEIGHT = 1440, 1000
+WIDTH, HEIGHT = 1440, 1240
 STEPS_FIRST = 120
 PATIENCE_S = 600
+# Streamlit's own sign that it is working.
+HIDDEN = '[data-testid="stStatusWidget"] { visibility: hidden; }'
 DRAWN = (
     "() => { const all = [...document.querySelectorAll('.vramscope-chart')];"
     " return all.length > 0 && all.every(e => e.querySelector('.main-svg')); }"
@@ -77,7 +79,7 @@ def photograph(browser: Browser, address: str, scheme: str, target: Path) -> Non
     page.goto(address, timeout=120_000)
     page.wait_for_function(DRAWN, timeout=120_000)
     page.wait_for_timeout(2_000)
-    page.screenshot(path=str(target))
+    page.screenshot(path=str(target), style=HIDDEN)
     context.close()
     print(f"{target}, {target.stat().st_size / 1024:.0f} KiB")
 
