@@ -212,7 +212,7 @@ class Tracker(TorchDispatchMode):
         return largest
 
 
-def phase_peaks(case: Case, steps: int = 3) -> dict[Phase, int]:
+def phase_peaks(case: Case, steps: int = 2) -> dict[Phase, int]:
     """Largest allocated bytes in each phase of the last of some steps."""
     peaks: dict[Phase, int] = {}
     output = None

@@ -9,7 +9,7 @@ from vramscope.storage.records import MemoryClass, Phase
 from .dtypes import ITEM_BYTES
 from .inventory import TensorSpec
 from .model_state import MASTER_WEIGHTS
-from .optimizers import OptimizerSpec
+from .optimizers import EIGHT_BIT, QUANTILE_MAPS, OptimizerSpec, eight_bit_storages
 from .scenario import Scenario
 from .sharding import (
     ZERO_SOURCE,
@@ -63,16 +63,27 @@ def _moments(optimizer: OptimizerSpec) -> int:
     return 3 if optimizer.amsgrad else 2
 
 
+def _state(optimizer: OptimizerSpec, shard: int) -> Term:
+    """What the optimizer keeps for a flat shard."""
+    memory_class = MemoryClass.OPTIMIZER_STATE
+    if optimizer.name in EIGHT_BIT:
+        kept = eight_bit_storages(TensorSpec(shape=(shard,)), paged=False)
+        nbytes = sum(s.nbytes for s in kept) + QUANTILE_MAPS
+        return _term("optimizer state, 8-bit", memory_class, nbytes, f"2 × ({shard:,} + scales)")
+    moments = _moments(optimizer)
+    formula = f"{moments} × 4 B × {shard:,}"
+    return _term("optimizer state", memory_class, 4 * moments * shard, formula)
+
+
 def _stepping(scenario: Scenario, shard: int) -> list[Term]:
     """What every stage keeps in float32 for a shard of ``shard`` elements."""
     optimizer = scenario.optimizers[0]
-    moments = _moments(optimizer)
     held = {"foreach": 1, "for-loop": 2, "fused": 0}[optimizer.implementation]
     held = held if optimizer.is_adam else 0
     state, temporary = MemoryClass.OPTIMIZER_STATE, MemoryClass.TEMPORARIES
     return [
         _term(MASTER_WEIGHTS, state, 4 * shard, f"4 B × {shard:,} (also when the model is fp32)"),
-        _term("optimizer state", state, 4 * moments * shard, f"{moments} × 4 B × {shard:,}"),
+        _state(optimizer, shard),
         _term("float32 gradients of the step", temporary, 4 * shard, f"4 B × {shard:,}", STEP),
         _term(
             f"temporaries of the step, {optimizer.implementation}",

@@ -123,7 +123,7 @@ def read_scenario(
         activations_unknown=None if architecture else "; ".join(reasons),
         tensors=tensors,
         autocast=_half_name(autocast_dtype),
-        master_weights=False,
+        master_weights=_keeps_masters(tensors, parallelism),
         optimizers=tuple(specs),
         batch=batch,
         accumulation=accumulation,
@@ -257,6 +257,13 @@ def _parallelism(
         rank=rank,
         bucket_view=bool(getattr(ddp, "gradient_as_bucket_view", False)),
     )
+
+
+def _keeps_masters(tensors: TensorInventory, parallelism: Parallelism) -> bool:
+    """DeepSpeed without sharding wraps 16-bit models' optimizers with float32 copies."""
+    if parallelism.strategy != "zero" or parallelism.zero_stage:
+        return False
+    return any(t.trainable and ITEM_BYTES[t.dtype] == 2 for t, _ in tensors.counted())
 
 
 def _half_name(dtype: torch.dtype | None) -> Any:
