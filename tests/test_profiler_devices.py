@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ from torch import nn
 from vramscope.profiler import MemoryProfiler, ProfilerConfig
 from vramscope.profiler.devices import Sources
 from vramscope.profiler.devices.cuda import CudaSource
-from vramscope.profiler.devices.nvml import Nvml
 from vramscope.profiler.devices.peaks import PeakCounter
 from vramscope.profiler.devices.source import AllocatorReading, DriverReading
 from vramscope.storage.reader import RunReader
@@ -81,13 +79,133 @@ def test_the_users_reset_does_not_hide_our_peak() -> None:
     assert user_peak(allocator) == 50
 
 
+def functions(allocator: Allocator) -> tuple[Any, Any]:
+    return allocator._cuda_memoryStats, allocator._cuda_resetPeakMemoryStats
+
+
 def test_closing_puts_torchs_functions_back() -> None:
     allocator = Allocator()
-    before = (allocator._cuda_memoryStats, allocator._cuda_resetPeakMemoryStats)
+    before = functions(allocator)
     counter = PeakCounter(allocator)  # type: ignore[arg-type]
-    assert allocator._cuda_memoryStats != before[0]
+    assert functions(allocator)[0] != before[0]
     counter.close()
-    assert (allocator._cuda_memoryStats, allocator._cuda_resetPeakMemoryStats) == before
+    assert functions(allocator) == before
+
+
+def test_a_peak_that_we_hid_is_still_told_after_closing() -> None:
+    allocator = Allocator()
+    before = functions(allocator)
+    counter = PeakCounter(allocator)  # type: ignore[arg-type]
+    allocator.hold(100)
+    allocator.hold(10)
+    counter.take(0)
+    counter.close()
+    assert user_peak(allocator) == 100
+    allocator._cuda_resetPeakMemoryStats(0)
+    assert user_peak(allocator) == 10
+    assert functions(allocator) == before
+
+
+def test_nothing_hidden_leaves_nothing() -> None:
+    allocator = Allocator()
+    before = functions(allocator)
+    counter = PeakCounter(allocator)  # type: ignore[arg-type]
+    allocator.hold(100)
+    counter.take(0)
+    counter.close()
+    assert functions(allocator) == before
+
+
+def test_profiler_after_profiler_does_not_pile_up() -> None:
+    allocator = Allocator()
+    before = functions(allocator)
+    for size in (100, 60, 80):
+        counter = PeakCounter(allocator)  # type: ignore[arg-type]
+        counter.take(0)
+        allocator.hold(size)
+        allocator.hold(10)
+        assert our_peak(counter) == size
+        counter.close()
+        assert user_peak(allocator) == 100
+    allocator._cuda_resetPeakMemoryStats(0)
+    assert functions(allocator) == before
+
+
+@pytest.mark.parametrize("first_to_close", [0, 1])
+def test_two_profilers_share_the_counter_with_the_user(first_to_close: int) -> None:
+    allocator = Allocator()
+    before = functions(allocator)
+    counters = [PeakCounter(allocator) for _ in range(2)]  # type: ignore[arg-type]
+    for counter in counters:
+        counter.take(0)
+    allocator.hold(100)
+    allocator.hold(10)
+    assert [our_peak(counter) for counter in counters] == [100, 100]
+    assert user_peak(allocator) == 100
+    counters.pop(first_to_close).close()
+    assert user_peak(allocator) == 100
+    allocator._cuda_resetPeakMemoryStats(0)
+    assert user_peak(allocator) == 10
+    counters[0].close()
+    assert functions(allocator) == before
+
+
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """An allocator behind torch.cuda's and torch.accelerator's own functions."""
+    allocator = Allocator()
+    bindings = {
+        "_cuda_memoryStats": allocator._cuda_memoryStats,
+        "_cuda_resetPeakMemoryStats": allocator._cuda_resetPeakMemoryStats,
+        "_accelerator_getDeviceStats": allocator._cuda_memoryStats,
+        "_accelerator_resetPeakStats": allocator._cuda_resetPeakMemoryStats,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+    }
+    for name, function in bindings.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    return allocator
+
+
+VIEWS: list[Any] = [torch.cuda, getattr(torch.accelerator, "memory", torch.accelerator)]
+needs_memory = pytest.mark.skipif(
+    not hasattr(torch.accelerator, "max_memory_allocated"),
+    reason="this torch.accelerator has no memory statistics",
+)
+
+
+@needs_memory
+@pytest.mark.parametrize("resets", VIEWS, ids=["cuda", "accelerator"])
+def test_torch_cuda_and_torch_accelerator_see_one_counter(torchs: Allocator, resets: Any) -> None:
+    counter = PeakCounter(torch._C)
+    torchs.hold(100)
+    torchs.hold(10)
+    assert our_peak(counter) == 100
+    assert [view.max_memory_allocated(0) for view in VIEWS] == [100, 100]
+    torchs.hold(50)
+    torchs.hold(10)
+    resets.reset_peak_memory_stats(0)
+    assert [view.max_memory_allocated(0) for view in VIEWS] == [10, 10]
+    assert [view.memory_allocated(0) for view in VIEWS] == [10, 10]
+    torchs.hold(20)
+    assert our_peak(counter) == 50
+    assert [view.max_memory_allocated(0) for view in VIEWS] == [20, 20]
+    counter.close()
+
+
+@needs_memory
+@pytest.mark.parametrize("resets", VIEWS, ids=["cuda", "accelerator"])
+def test_either_reset_lets_the_counter_go_after_closing(torchs: Allocator, resets: Any) -> None:
+    names = ("_accelerator_getDeviceStats", "_accelerator_resetPeakStats", PeakCounter.STATS)
+    before = [getattr(torch._C, name) for name in names]
+    counter = PeakCounter(torch._C)
+    torchs.hold(100)
+    torchs.hold(10)
+    counter.take(0)
+    counter.close()
+    assert [view.max_memory_allocated(0) for view in VIEWS] == [100, 100]
+    resets.reset_peak_memory_stats(0)
+    assert [getattr(torch._C, name) for name in names] == before
 
 
 def test_a_cuda_source_asks_its_own_device_only() -> None:
@@ -97,8 +215,9 @@ def test_a_cuda_source_asks_its_own_device_only() -> None:
     source = CudaSource(
         torch.device("cuda", 5),
         PeakCounter(allocator),  # type: ignore[arg-type]
-        None,
+        lambda: None,
         properties=lambda index: properties,
+        initialized=lambda: True,
     )
     reading = source.read()
     assert reading.allocated == reading.peak_allocated == 3 * GIB
@@ -107,67 +226,6 @@ def test_a_cuda_source_asks_its_own_device_only() -> None:
     info = source.describe(rank=2, host="node1")
     assert (info.index, info.uuid, info.total_bytes) == (5, "1234", 80 * GIB)
     assert source.driver() == DriverReading()
-
-
-class Refusal(Exception):
-    """NVML's error."""
-
-
-def driver(**answers: Any) -> Any:
-    """An nvidia-ml-py of which every call gives its scripted answer, or refuses."""
-
-    def call(name: str) -> Any:
-        def answer(*_: object) -> Any:
-            if name not in answers:
-                raise Refusal(name)
-            return answers[name]
-
-        return answer
-
-    names = ("HandleByUUID", "MemoryInfo", "ComputeRunningProcesses")
-    return SimpleNamespace(
-        NVMLError=Refusal,
-        nvmlShutdown=lambda: None,
-        **{f"nvmlDeviceGet{name}": call(name) for name in names},
-    )
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        (
-            {
-                "MemoryInfo": SimpleNamespace(used=7 * GIB, total=80 * GIB),
-                "ComputeRunningProcesses": [
-                    SimpleNamespace(pid=1, usedGpuMemory=GIB),
-                    SimpleNamespace(pid=os.getpid(), usedGpuMemory=5 * GIB),
-                ],
-            },
-            DriverReading(device_used=7 * GIB, process_used=5 * GIB),
-        ),
-        ({"ComputeRunningProcesses": []}, DriverReading()),
-        ({"MemoryInfo": SimpleNamespace(used=0, total=0)}, DriverReading()),
-        (
-            {
-                "MemoryInfo": SimpleNamespace(used=GIB, total=2 * GIB),
-                "ComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)],
-            },
-            DriverReading(device_used=GIB),
-        ),
-    ],
-    ids=["everything", "no memory info", "unified memory", "process figure not available"],
-)
-def test_what_the_driver_does_not_say_is_unknown(
-    answers: dict[str, Any], expected: DriverReading
-) -> None:
-    handle = Nvml(driver(HandleByUUID="gpu", **answers)).handle("GPU-1")
-    assert handle is not None
-    assert handle.read() == expected
-
-
-def test_a_gpu_that_nvml_does_not_know_has_no_handle() -> None:
-    assert Nvml(driver()).handle("GPU-1") is None
-    assert Nvml(driver(HandleByUUID="gpu")).handle(None) is None
 
 
 def test_a_torch_without_cuda_says_so() -> None:
@@ -237,3 +295,38 @@ def test_the_books_close_on_what_the_allocator_says(store_path: Path, detail_fir
         assert step.process_used == GIB // 4
     assert (steps[-1].end.unattributed or 0) <= Scripted.hidden
     assert (steps[-1].end.activations is None) == (detail_first == 0)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "reserved"), [(58_200_000, 139_000_000), (65_800_000, 173_400_000)]
+)
+def test_what_the_allocator_keeps_free_is_cached(
+    store_path: Path, allocated: int, reserved: int
+) -> None:
+    class Grown(Scripted):
+        def read(self) -> AllocatorReading:
+            return AllocatorReading(
+                allocated=allocated,
+                reserved=reserved,
+                peak_allocated=allocated,
+                peak_reserved=reserved,
+            )
+
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    source = Grown(model)
+    with MemoryProfiler(
+        model,
+        optimizer,
+        store=store_path,
+        config=ProfilerConfig(predict=False),
+        sources=lambda device: source,
+    ):
+        model(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+    with RunReader(store_path) as reader:
+        run = reader.runs().rows[0].info.id
+        (device,) = reader.devices(run)
+        (step,) = reader.iter_steps(run, device.id)  # type: ignore[arg-type]
+    assert step.end.cached == reserved - allocated
+    assert step.end.allocated == allocated

@@ -29,6 +29,7 @@ class Sources:
         self._sources: dict[torch.device, MemorySource] = {}
         self._counter: PeakCounter | None = None
         self._nvml: Nvml | None = None
+        self._nvml_tried = False
 
     def of(self, device: torch.device) -> MemorySource:
         """The source of a device."""
@@ -42,10 +43,15 @@ class Sources:
             return CpuSource()
         if self._counter is None:
             self._counter = peak_counter()
-            self._nvml = Nvml.open()
         if self._counter is None:
             raise RuntimeError(f"a parameter is on {device}, but this torch has no CUDA")
-        return CudaSource(device, self._counter, self._nvml)
+        return CudaSource(device, self._counter, self._driver)
+
+    def _driver(self) -> Nvml | None:
+        if not self._nvml_tried:
+            self._nvml_tried = True
+            self._nvml = Nvml.open()
+        return self._nvml
 
     def close(self) -> None:
         """Closes every source and puts back what was changed."""
@@ -58,3 +64,4 @@ class Sources:
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
+        self._nvml_tried = False

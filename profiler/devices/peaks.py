@@ -44,10 +44,11 @@ class PeakCounter:
 
     def __init__(self, bindings: ModuleType) -> None:
         self._bindings = bindings
+        self._hidden: dict[int, Stats] = _taken_over(bindings)
         self._stats: Callable[[int], Stats] = getattr(bindings, self.STATS)
         self._reset: Callable[[int], None] = getattr(bindings, self.RESET)
-        self._hidden: dict[int, Stats] = {}
         self._ours: dict[int, Stats] = {}
+        self._closed = False
         self._replaced: list[tuple[str, object, object]] = []
         for name in (self.STATS, *self._OTHER_STATS):
             self._replace(name, self._with_hidden)
@@ -58,21 +59,26 @@ class PeakCounter:
         original = getattr(self._bindings, name, None)
         if original is not None:
             ours = wrap(original)
+            vars(ours)[_OWNER] = self
             setattr(self._bindings, name, ours)
             self._replaced.append((name, original, ours))
 
     def _with_hidden(self, read: Callable[[int], Stats]) -> Callable[[int], Stats]:
         def stats(device: int) -> Stats:
-            return fold_peaks(self._hidden.get(device, {}), read(device))
+            hidden = self._hidden.get(device)
+            return fold_peaks(hidden, read(device)) if hidden else read(device)
 
         return stats
 
     def _keeping_ours(self, reset: Callable[[int], None]) -> Callable[[int], None]:
         def user_reset(device: int) -> None:
-            seen = self._stats(device)
+            seen = {} if self._closed else self._stats(device)
             reset(device)
-            self._ours[device] = fold_peaks(self._ours.get(device, {}), seen)
             self._hidden.pop(device, None)
+            if self._closed:
+                self._put_back()
+            else:
+                self._ours[device] = fold_peaks(self._ours.get(device, {}), seen)
 
         return user_reset
 
@@ -85,8 +91,46 @@ class PeakCounter:
         return fold_peaks(pending, stats) if pending else stats
 
     def close(self) -> None:
-        """Puts the functions back, unless somebody wrapped them after us."""
+        """Puts torch's functions back.
+
+        The user may still ask for the peak of what was profiled, which a reset of ours hides:
+        then what folds it in stays until the user resets the counter, or a profiler is attached
+        again. It also stays while somebody else has wrapped it.
+        """
+        self._closed = True
+        self._ours.clear()
+        self._hidden = {d: seen for d, seen in self._hidden.items() if self._hides(d, seen)}
+        self._put_back()
+
+    def _hides(self, device: int, seen: Stats) -> bool:
+        now = self._stats(device)
+        return fold_peaks(seen, now) != now
+
+    def _put_back(self) -> None:
+        if self._hidden:
+            return
         for name, original, ours in self._replaced:
             if getattr(self._bindings, name) is ours:
                 setattr(self._bindings, name, original)
-        self._replaced.clear()
+                below = _owner(original)
+                if below is not None and below._closed:
+                    below._put_back()
+
+    def _hand_over(self) -> dict[int, Stats]:
+        hidden, self._hidden = self._hidden, {}
+        self._put_back()
+        return hidden
+
+
+_OWNER = "_vramscope_owner"
+
+
+def _owner(function: object) -> PeakCounter | None:
+    owner = getattr(function, _OWNER, None)
+    return owner if isinstance(owner, PeakCounter) else None
+
+
+def _taken_over(bindings: ModuleType) -> dict[int, Stats]:
+    """What a counter that is closed still hides; its functions are then torch's own again."""
+    owner = _owner(getattr(bindings, PeakCounter.STATS))
+    return owner._hand_over() if owner is not None and owner._closed else {}
