@@ -26,9 +26,12 @@ HALF = {"fp32": None, "bf16": None, "autocast": torch.bfloat16}
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    level = transformers.logging.get_verbosity()
+    level, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
+    # Small tensors: several threads only wait for each other on a busy machine.
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     transformers.logging.set_verbosity(level)
 
 
