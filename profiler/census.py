@@ -33,6 +33,7 @@ class Holding:
     """One storage and the class that it was found under."""
 
     storage: torch.UntypedStorage
+    tensor: torch.Tensor
     memory_class: MemoryClass
     master: bool = False
 
@@ -151,7 +152,7 @@ class Census:
                 key = storage._cdata
                 if key not in seen:
                     seen.add(key)
-                    yield Holding(storage, memory_class, master)
+                    yield Holding(storage, tensor, memory_class, master)
 
     def _tensors(self) -> Iterator[tuple[torch.Tensor, MemoryClass, bool]]:
         parameters = list(_alive(self._parameters))

@@ -19,6 +19,9 @@ class ProfilerConfig:
     """How many steps at the start of a run are detail steps."""
     predict: bool = True
     """Predict the run's memory from the live model and store it beside the measurement."""
+    snapshot_on_oom: str | None = None
+    """Folder for torch's own allocator snapshot when memory runs out, if history is recorded
+    (``torch.cuda.memory._record_memory_history``); ``None`` for no snapshot."""
     driver_every_s: float = 1.0
     """How often, at most, the driver (NVML) is asked, in seconds."""
 

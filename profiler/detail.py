@@ -13,7 +13,7 @@ from vramscope.storage.records import MemoryClass, Phase
 from .activations import saved_for_backward
 from .census import Census
 from .modules import ModuleRanges
-from .replay import ClassBytes, PhaseBooks, PhaseMark, replay
+from .replay import DetailLog, PhaseMark
 from .storages import storages_of, tensors_in
 from .tracker import AllocationTracker
 
@@ -36,7 +36,7 @@ class DetailStep:
         self._tracker = AllocationTracker(block_bytes)
         self._ranges = ModuleRanges(models)
         self._marks: list[PhaseMark] = []
-        self._modules: dict[torch.device, dict[str, int]] = {}
+        self._modules: dict[torch.device, dict[tuple[str, torch.dtype], int]] = {}
         self._walked = False
 
     @staticmethod
@@ -53,9 +53,7 @@ class DetailStep:
     def begin(self) -> None:
         """Starts to follow."""
         for holding in self._census.holdings():
-            tracked = self._tracker.classify(holding.storage, holding.memory_class)
-            if tracked is not None:
-                tracked.memory_class = holding.memory_class
+            self._tracker.classify(holding.storage, holding.tensor, holding.memory_class)
         self._ranges.install()
         self._tracker.__enter__()  # type: ignore[no-untyped-call]
 
@@ -73,18 +71,18 @@ class DetailStep:
             for storage in storages_of(tensor):
                 tracked = self._tracker.find(storage)
                 if tracked is None or not tracked.computed:
-                    self._tracker.classify(storage, MemoryClass.TEMPORARIES)
+                    self._tracker.classify(storage, tensor, MemoryClass.TEMPORARIES)
 
     def backward_begins(self, roots: Sequence[Any]) -> None:
         """Finds what backward keeps."""
         first = not self._walked
         self._walked = True
-        owner: dict[int, tuple[int, torch.device, int]] = {}
+        owner: dict[int, tuple[int, torch.device, torch.dtype, int]] = {}
         for saved in saved_for_backward(roots):
             for storage in storages_of(saved.tensor):
-                tracked = self._tracker.find(storage)
-                if tracked is None:
-                    tracked = self._tracker.enter(storage, new=False)
+                tracked = self._tracker.find(storage) or self._tracker.enter(
+                    storage, saved.tensor, new=False
+                )
                 if tracked is None:
                     continue
                 if tracked.memory_class is None:
@@ -94,11 +92,16 @@ class DetailStep:
                 if first and tracked.memory_class is MemoryClass.ACTIVATIONS:
                     known = owner.get(tracked.serial)
                     if known is None or saved.sequence < known[0]:
-                        owner[tracked.serial] = (saved.sequence, tracked.device, tracked.size)
-        for sequence, device, size in owner.values():
+                        owner[tracked.serial] = (
+                            saved.sequence,
+                            tracked.device,
+                            tracked.dtype,
+                            tracked.size,
+                        )
+        for sequence, device, dtype, size in owner.values():
             by_module = self._modules.setdefault(device, {})
-            path = self._ranges.module_of(sequence)
-            by_module[path] = by_module.get(path, 0) + size
+            key = (self._ranges.module_of(sequence), dtype)
+            by_module[key] = by_module.get(key, 0) + size
 
     def backward_ends(self) -> None:
         """What backward left in ``.grad`` are gradients."""
@@ -110,6 +113,18 @@ class DetailStep:
             self._marks[-1].ended_ns = time.perf_counter_ns()
         self._claim()
         self.abandon()
+
+    def take_stock(self) -> None:
+        """Memory ran out in the middle of the step: says what is known so far.
+
+        Where backward has not begun, nobody knows what it would have needed: what forward made
+        and still holds counts as kept for it.
+        """
+        if self._marks:
+            self._marks[-1].ended_ns = time.perf_counter_ns()
+        if not self._walked:
+            self._tracker.claim_computed(MemoryClass.ACTIVATIONS)
+        self._claim()
 
     def abandon(self) -> None:
         """Stops following, whatever happened."""
@@ -126,14 +141,22 @@ class DetailStep:
             if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
                 tracked.memory_class = holding.memory_class
 
-    def books(self, device: torch.device) -> tuple[list[PhaseBooks], ClassBytes]:
-        """The books at each phase's peak and at the end, for one device."""
-        tracker = self._tracker
-        return replay(tracker.base, tracker.log, self._marks, device)
+    @property
+    def log(self) -> DetailLog:
+        """What was noted."""
+        return DetailLog(self._tracker.base, self._tracker.log, self._marks)
 
-    def modules(self, device: torch.device) -> dict[str, int]:
-        """Bytes kept for backward by module path, at the step's first backward."""
+    def modules(self, device: torch.device) -> dict[tuple[str, torch.dtype], int]:
+        """Bytes kept for backward by module path and dtype, at the step's first backward."""
         return self._modules.get(device, {})
+
+    def module_at(self, device: torch.device, index: int) -> str | None:
+        """Path of the module that made the last allocation before a place in the log."""
+        for entry in reversed(self._tracker.log[:index]):
+            if entry.sign > 0 and entry.storage.device == device:
+                sequence = entry.storage.sequence
+                return self._ranges.module_of(sequence) if sequence >= 0 else None
+        return None
 
     def forget(self) -> None:
         """Lets go of every weak reference."""

@@ -26,6 +26,8 @@ class StepBooks:
     carried: bool
     phases: tuple[tuple[PhaseBooks, MemoryUse], ...] = ()
     """The books at each phase's peak; of detail steps only."""
+    peak_index: int = 0
+    """How many entries of a detail step's log lie before its peak."""
 
 
 class DeviceRecorder:
@@ -70,17 +72,18 @@ class DeviceRecorder:
         """Whether a detail step of this kind was seen."""
         return kind in self._profiles
 
-    def close_detail(self, kind: Hashable, profile: Profile, held: HeldBytes) -> StepBooks:
-        """Closes a detail step and keeps its profile for steps of its kind."""
-        self._profiles[kind] = profile
-        self._profiles.move_to_end(kind)
-        if len(self._profiles) > _KEPT_PROFILES:
-            self._profiles.popitem(last=False)
+    def close_detail(self, kind: Hashable | None, profile: Profile, held: HeldBytes) -> StepBooks:
+        """Closes a detail step and keeps its profile for steps of its kind, if it has one."""
+        if kind is not None:
+            self._profiles[kind] = profile
+            self._profiles.move_to_end(kind)
+            if len(self._profiles) > _KEPT_PROFILES:
+                self._profiles.popitem(last=False)
         self._newest = None
         books = phase_books(profile, self._intervals, None)
         return self._books(profile, held, books, carried=False)
 
-    def close_walked(self, kind: Hashable, held: HeldBytes) -> StepBooks:
+    def close_walked(self, kind: Hashable | None, held: HeldBytes) -> StepBooks:
         """Closes a step of which census and graph walk are known."""
         classes = dict(held.classes)
         classes[MemoryClass.ACTIVATIONS] = self.walked
@@ -88,9 +91,9 @@ class DeviceRecorder:
         stepping = PhaseBooks(Phase.OPTIMIZER, 0.0, 0, dict(held.classes))
         return self.close_detail(kind, Profile((forward, stepping)), held)
 
-    def close_step(self, kind: Hashable, held: HeldBytes) -> StepBooks:
+    def close_step(self, kind: Hashable | None, held: HeldBytes) -> StepBooks:
         """Closes a step of which the census and the allocator are known, and carries the rest."""
-        profile = self._profiles.get(kind)
+        profile = None if kind is None else self._profiles.get(kind)
         if profile is None and self._profiles:
             profile = next(reversed(self._profiles.values()))
         if profile is None:
@@ -127,6 +130,7 @@ class DeviceRecorder:
             peak_phase=highest.phase,
             carried=carried,
             phases=() if carried else tuple(books),
+            peak_index=highest.peak_index,
         )
 
     def _last_reading(self) -> AllocatorReading:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from .endings import OUT_OF_MEMORY
 
 
 class SignalListener(Protocol):
@@ -50,6 +53,9 @@ class SignalListener(Protocol):
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler did not let the optimizer step."""
+
+    def out_of_memory(self, error: BaseException) -> None:
+        """Forward or backward ran out of memory; the error goes on to the user."""
 
 
 class Hooks:
@@ -122,8 +128,12 @@ class Hooks:
             self._tell(self._listener.forward_begins, module, args, kwargs)
 
     def _forward_ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._tell(self._listener.forward_ends, module)
+        if torch.compiler.is_compiling():
+            return
+        error = sys.exc_info()[1]  # torch calls this hook while an error passes, too
+        if isinstance(error, OUT_OF_MEMORY):
+            self._tell(self._listener.out_of_memory, error)
+        self._tell(self._listener.forward_ends, module)
 
     def _optimizer_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -151,6 +161,9 @@ class Hooks:
             self._tell(self._listener.backward_begins, t_outputs)
             try:
                 return engine(t_outputs, *args, **kwargs)
+            except OUT_OF_MEMORY as error:
+                self._tell(self._listener.out_of_memory, error)
+                raise
             finally:
                 accumulates = bool(kwargs.get("accumulate_grad", True))
                 self._tell(self._listener.backward_ends, accumulates=accumulates)

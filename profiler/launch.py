@@ -111,7 +111,7 @@ def _finish(found: Sequence[Discovery], error: BaseException | None) -> None:
         discovery.remove()
         profiler = discovery.profiler
     if profiler is not None:
-        profiler.__exit__(type(error) if error else None, error, None)
+        profiler.finish(error)
         print(f"vramscope: recorded run {profiler.run_id}", file=sys.stderr)
     elif int(os.environ.get("RANK", "0") or 0) == 0:
         print(

@@ -10,10 +10,11 @@ import torch
 from vramscope.storage.writer import RunWriter
 
 if TYPE_CHECKING:
-    from .analytic import BatchShape
+    from .analytic import BatchShape, Scenario
 
 # A run whose shapes vary is predicted anew for each larger batch, but not for ever.
 _MOST_PREDICTIONS = 8
+_WAYS_OUT = 4
 
 
 class Predictor:
@@ -77,6 +78,55 @@ class Predictor:
         self._left -= 1
         self._guarded(self._predict, models, optimizers, devices, max(1, micro_steps))
 
+    def ways_out(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        devices: Mapping[torch.device, int],
+    ) -> str:
+        """What would have taken less, each with its bytes: sentences, or nothing.
+
+        Args:
+            models: Root modules.
+            optimizers: Their optimizers.
+            devices: The run's devices, with their positions in the writer.
+        """
+        said: list[str] = []
+
+        def ask() -> None:
+            from .analytic.remedies import remedies
+
+            for device in list(devices)[:1]:
+                found = remedies(self._scenario(models, optimizers, device, 1))
+                said.extend(
+                    f"{remedy.change}: {remedy.saved_bytes / 2**20:,.1f} MiB less ({remedy.price})"
+                    for remedy in found[:_WAYS_OUT]
+                )
+
+        self._guarded(ask)
+        return f"\nPredicted to take less: {'; '.join(said)}." if said else ""
+
+    def _scenario(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+        accumulation: int,
+    ) -> Scenario:
+        from .frameworks.live import read_scenario
+
+        return read_scenario(
+            models,
+            optimizers,
+            device=device,
+            batch=self._batch,
+            autocast_dtype=self._autocast,
+            world_size=self._world_size,
+            rank=self._rank,
+            accumulation=accumulation,
+            loss_in_model=self._loss_in_model,
+        )
+
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
@@ -96,20 +146,10 @@ class Predictor:
         accumulation: int,
     ) -> None:
         from .analytic import predict
-        from .frameworks.live import read_scenario, read_settings
+        from .frameworks.live import read_settings
 
         for device, position in devices.items():
-            scenario = read_scenario(
-                models,
-                optimizers,
-                device=device,
-                batch=self._batch,
-                autocast_dtype=self._autocast,
-                world_size=self._world_size,
-                rank=self._rank,
-                accumulation=accumulation,
-                loss_in_model=self._loss_in_model,
-            )
+            scenario = self._scenario(models, optimizers, device, accumulation)
             self._writer.write(predict(scenario).to_record(position))
         self._writer.update_run(
             settings=read_settings(

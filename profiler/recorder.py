@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vramscope.storage.records import (
-    ModuleRecord,
     Phase,
-    PhaseRecord,
     Record,
     StepRecord,
 )
@@ -20,14 +18,25 @@ from .books import Profile
 from .census import Census, HeldBytes
 from .config import ProfilerConfig
 from .detail import DetailStep
+from .detail_records import detail_records
 from .device_recorder import DeviceRecorder, StepBooks
 from .devices.source import MemorySource
 from .phases import LoopTracker
+from .replay import replay
 from .storages import storages_of, tensors_in
 
 _KEPT_SHAPES = 1_000
 # A step of a kind not seen before is followed in detail, but not more often than this.
 _DETAIL_GAP = 10
+
+
+class StepEnd(NamedTuple):
+    """How a step ended."""
+
+    micro_steps: int
+    skipped: bool
+    complete: bool
+    at_ns: int
 
 
 class StepRecorder:
@@ -41,6 +50,7 @@ class StepRecorder:
         write: Takes a finished record; must not block.
         on_new_call: Told of a forward call with shapes not seen before, with its arguments.
         on_step: Told after every step, with its number of micro-steps.
+        on_out_of_memory: Told when memory has run out, with the error; must not keep it.
     """
 
     def __init__(
@@ -53,6 +63,7 @@ class StepRecorder:
         *,
         on_new_call: Callable[[Any, Any], None],
         on_step: Callable[[int], None],
+        on_out_of_memory: Callable[[BaseException], None],
     ) -> None:
         self._census = census
         self._models = models
@@ -60,6 +71,8 @@ class StepRecorder:
         self._write = write
         self._on_new_call = on_new_call
         self._on_step = on_step
+        self._on_out_of_memory = on_out_of_memory
+        self._last_error: int | None = None
         self._shapes: set[Hashable] = set()
         self._devices: dict[torch.device, DeviceRecorder] = {}
         self._block_bytes = block_bytes
@@ -185,8 +198,9 @@ class StepRecorder:
         held = self._census.held()
         self._ask_driver()
         kind = (tuple(self._kind), micro_steps, skipped)
+        end = StepEnd(micro_steps, skipped=skipped, complete=True, at_ns=ended)
         for device, recorder in self._devices.items():
-            self._record(recorder, held.get(device, HeldBytes()), kind, micro_steps, skipped, ended)
+            self._record(recorder, held.get(device, HeldBytes()), kind, end)
         self._current = None
         if self._detail is not None:
             self._detail.forget()
@@ -245,10 +259,8 @@ class StepRecorder:
         self,
         recorder: DeviceRecorder,
         held: HeldBytes,
-        kind: Hashable,
-        micro_steps: int,
-        skipped: bool,
-        ended: int,
+        kind: Hashable | None,
+        end: StepEnd,
     ) -> None:
         books = self._close_books(recorder, held, kind)
         self._write(
@@ -256,47 +268,62 @@ class StepRecorder:
                 device=recorder.position,
                 step=self._step,
                 started_ns=self._started_ns,
-                duration_s=(ended - self._began) / 1e9,
-                micro_steps=micro_steps,
-                skipped=skipped,
+                duration_s=(end.at_ns - self._began) / 1e9,
+                micro_steps=end.micro_steps,
+                skipped=end.skipped,
+                complete=end.complete,
                 detail=self._detail is not None,
                 carried=books.carried,
                 end=books.end,
                 peak=books.peak,
                 peak_phase=books.peak_phase,
+                peak_module=self._module_at_peak(recorder, books),
                 master_weights=held.master_weights,
                 requested=recorder.peak_requested,
                 device_used=recorder.driver.device_used,
                 process_used=recorder.driver.process_used,
             )
         )
-        for sequence, (phase, peak) in enumerate(books.phases if self._detail else ()):
-            self._write(
-                PhaseRecord(
-                    device=recorder.position,
-                    step=self._step,
-                    sequence=sequence,
-                    phase=phase.phase,
-                    duration_s=phase.duration_s,
-                    peak=peak,
-                )
-            )
-
-    def _close_books(self, recorder: DeviceRecorder, held: HeldBytes, kind: Hashable) -> StepBooks:
         if self._detail is not None:
-            device = recorder.source.device
-            for path, size in sorted(self._detail.modules(device).items()):
-                self._write(
-                    ModuleRecord(
-                        device=recorder.position, step=self._step, module=path, activations=size
-                    )
-                )
-            phases, end = self._detail.books(device)
+            for record in detail_records(self._detail, recorder, books, self._step):
+                self._write(record)
+
+    def _module_at_peak(self, recorder: DeviceRecorder, books: StepBooks) -> str | None:
+        if self._detail is None:
+            return None
+        return self._detail.module_at(recorder.source.device, books.peak_index)
+
+    def _close_books(
+        self, recorder: DeviceRecorder, held: HeldBytes, kind: Hashable | None
+    ) -> StepBooks:
+        if self._detail is not None:
+            phases, end = replay(self._detail.log, recorder.source.device)
             return recorder.close_detail(kind, Profile(tuple(phases), end), held)
         if self._walk and recorder.walked:
             return recorder.close_walked(kind, held)
+        if kind is None:
+            return recorder.close_step(kind, held)
         self._detail_wanted |= not recorder.knows(kind)
         return recorder.close_step(kind, held)
+
+    def out_of_memory(self, error: BaseException) -> None:
+        """Memory ran out: what is known of the open step is written, and somebody told."""
+        if id(error) != self._last_error:
+            self._last_error = id(error)
+            self.write_partial()
+            self._on_out_of_memory(error)
+
+    def write_partial(self) -> None:
+        """Writes the open step as far as it has come; a step that ends later replaces it."""
+        if not self._open:
+            return
+        end = StepEnd(0, skipped=False, complete=False, at_ns=time.perf_counter_ns())
+        self._close_interval()
+        if self._detail is not None:
+            self._detail.take_stock()
+        held = self._census.held()
+        for device, recorder in self._devices.items():
+            self._record(recorder, held.get(device, HeldBytes()), None, end)
 
     def abandon(self) -> None:
         """Training ended in the middle of a step: lets go of everything."""

@@ -24,6 +24,7 @@ from . import identity
 from .census import Census
 from .config import ProfilerConfig
 from .devices import SourceFactory, Sources
+from .endings import dump_snapshot, ending_of, out_of_memory_behind
 from .hooks import Hooks, unwrapped
 from .prediction import Predictor
 from .recorder import StepRecorder
@@ -117,6 +118,7 @@ class MemoryProfiler:
             self._writer.write,
             on_new_call=self._on_new_call,
             on_step=self._after_step,
+            on_out_of_memory=self._on_out_of_memory,
         )
         self._recorder = recorder
         for position, (device, _) in enumerate(devices):
@@ -164,15 +166,19 @@ class MemoryProfiler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.finish(error)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Closes a run that ends by this error, or by none; the error itself is not kept."""
         status, message = ending_of(error)
-        if status is RunStatus.OUT_OF_MEMORY and message is not None:
-            self._note(EventKind.OOM, message)
+        exhausted = out_of_memory_behind(error)
+        if exhausted is not None and self._recorder is not None:
+            self._recorder.out_of_memory(exhausted)
         self.close(status, message)
 
     def _at_exit(self) -> None:
         """The program ends without :meth:`close`: by an error that nobody caught, or not."""
-        status, message = ending_of(getattr(sys, "last_value", None))
-        self.close(status, message)
+        self.finish(getattr(sys, "last_value", None))
 
     @property
     def steps(self) -> int:
@@ -248,6 +254,18 @@ class MemoryProfiler:
             self._recorder.expect(optimizer)
         return bool(new_models)
 
+    def _on_out_of_memory(self, error: BaseException) -> None:
+        message = f"{type(error).__name__}: {error}"
+        if self._predictor is not None:
+            message += self._predictor.ways_out(
+                self._living_models(), self._living_optimizers(), self._devices
+            )
+        self._note(EventKind.OOM, message)
+        if self._config.snapshot_on_oom is not None:
+            path = dump_snapshot(self._config.snapshot_on_oom, self.run_id or "run", self._rank)
+            if path is not None:
+                self._note(EventKind.NOTE, f"Allocator snapshot saved as {path}")
+
     def heard_late(self, module: torch.nn.Module, args: Any) -> None:
         """A root module was attached or adopted while its call had already begun."""
         if self._hooks is not None:
@@ -314,20 +332,6 @@ class MemoryProfiler:
         )
         if self._recorder is not None:
             self._recorder.abandon()
-
-
-def ending_of(error: BaseException | None) -> tuple[RunStatus, str | None]:
-    """How a run ended, from the exception that ended it; recognised by its type."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return RunStatus.COMPLETED, None
-    if isinstance(error, KeyboardInterrupt):
-        return RunStatus.INTERRUPTED, "Interrupted from the keyboard."
-    if isinstance(error, SystemExit):
-        return RunStatus.FAILED, f"The program exited with {error.code!r}."
-    text = f"{type(error).__name__}: {error}".strip()
-    if isinstance(error, torch.OutOfMemoryError):
-        return RunStatus.OUT_OF_MEMORY, text
-    return RunStatus.FAILED, text
 
 
 def _modules(model: Any) -> list[torch.nn.Module]:

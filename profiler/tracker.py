@@ -8,9 +8,10 @@ known. It keeps no tensor alive.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,16 +26,38 @@ _HALF = (torch.float16, torch.bfloat16)
 class TrackedStorage:
     """One storage during one detail step."""
 
-    __slots__ = ("computed", "device", "memory_class", "reference", "serial", "size")
+    __slots__ = (
+        "computed",
+        "device",
+        "dtype",
+        "memory_class",
+        "reference",
+        "sequence",
+        "serial",
+        "shape",
+        "size",
+    )
 
-    def __init__(self, serial: int, size: int, device: torch.device, computed: bool) -> None:
+    def __init__(self, serial: int, size: int, tensor: torch.Tensor, device: torch.device) -> None:
         self.serial = serial
         self.size = size
         self.device = device
-        self.computed = computed
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+        self.computed = False
         """Made by the model's forward or backward, not handed to it."""
+        self.sequence = -1
+        """Autograd sequence number at birth, which tells the module; -1 outside a model."""
         self.memory_class: MemoryClass | None = None
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class LogEntry(NamedTuple):
+    """A storage's birth (+1) or death (-1) at an instant of the process's clock."""
+
+    storage: TrackedStorage
+    sign: int
+    at_ns: int
 
 
 class AllocationTracker(TorchDispatchMode):
@@ -56,8 +79,7 @@ class AllocationTracker(TorchDispatchMode):
         self._serial = 0
         self.base: list[TrackedStorage] = []
         """Storages that were there before the log began."""
-        self.log: list[tuple[TrackedStorage, int]] = []
-        """Births (+1) and deaths (-1) in order."""
+        self.log: list[LogEntry] = []
 
     def __torch_dispatch__(
         self,
@@ -86,39 +108,48 @@ class AllocationTracker(TorchDispatchMode):
             for before, after in zip(storages_of(source), storages_of(copy), strict=False):
                 tracked = self.find(before)
                 if tracked is not None and tracked.memory_class is MemoryClass.PARAMETERS:
-                    self.classify(after, MemoryClass.AUTOCAST_CACHE)
+                    self.classify(after, copy, MemoryClass.AUTOCAST_CACHE)
 
     def _visit(self, values: Iterable[Any], *, new: bool) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
                 for storage in storages_of(value):
                     if storage._cdata not in self._alive:
-                        self.enter(storage, new=new)
+                        self.enter(storage, value, new=new)
             elif isinstance(value, (list, tuple)):
                 self._visit(value, new=new)
 
-    def enter(self, storage: torch.UntypedStorage, *, new: bool) -> TrackedStorage | None:
-        """Begins to follow a storage; ``None`` where its device is not followed."""
+    def enter(
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor, *, new: bool
+    ) -> TrackedStorage | None:
+        """Begins to follow a storage; ``None`` where its device is not followed.
+
+        Args:
+            storage: Whose bytes count.
+            tensor: Through which it was met: its shape and dtype stand for the storage.
+            new: It was made just now, not met.
+        """
         block = self._block_bytes.get(storage.device.type)
         if block is None:
             return None
         size = -(-storage.nbytes() // block) * block
         self._serial += 1
-        tracked = TrackedStorage(
-            self._serial, size, storage.device, computed=new and self.computing
-        )
+        tracked = TrackedStorage(self._serial, size, tensor, storage.device)
         key = storage._cdata
         alive, log = self._alive, self.log
 
         def died(_: object) -> None:
             if alive.get(key) is tracked:
                 del alive[key]
-            log.append((tracked, -1))
+            log.append(LogEntry(tracked, -1, time.perf_counter_ns()))
 
         tracked.reference = weakref.ref(storage, died)
         alive[key] = tracked
         if new:
-            log.append((tracked, 1))
+            if self.computing:
+                tracked.computed = True
+                tracked.sequence = _current_sequence()
+            log.append(LogEntry(tracked, 1, time.perf_counter_ns()))
         else:
             self.base.append(tracked)
         return tracked
@@ -128,18 +159,30 @@ class AllocationTracker(TorchDispatchMode):
         return self._alive.get(storage._cdata)
 
     def classify(
-        self, storage: torch.UntypedStorage, memory_class: MemoryClass
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor, memory_class: MemoryClass
     ) -> TrackedStorage | None:
         """Says what a storage is for; the first word stands. Unknown storages are entered."""
-        tracked = self.find(storage)
-        if tracked is None:
-            tracked = self.enter(storage, new=False)
+        tracked = self.find(storage) or self.enter(storage, tensor, new=False)
         if tracked is not None and tracked.memory_class is None:
             tracked.memory_class = memory_class
         return tracked
+
+    def claim_computed(self, memory_class: MemoryClass) -> None:
+        """Says what everything alive that the model computed and nothing claimed is for."""
+        for tracked in list(self._alive.values()):
+            if tracked.computed and tracked.memory_class is None:
+                tracked.memory_class = memory_class
 
     def forget(self) -> None:
         """Lets go of every weak reference; deaths from now on are not noted."""
         for tracked in self._alive.values():
             tracked.reference = None
         self._alive.clear()
+
+
+def _current_sequence() -> int:
+    """In backward, of the node that runs; in forward, of the node made next."""
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return int(torch._C._autograd._get_sequence_nr())
+    return int(node._sequence_nr())

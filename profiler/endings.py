@@ -1,0 +1,53 @@
+"""How a run ends: recognised by the type of the error, never by its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from vramscope.storage.records import RunStatus
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+"""What torch and Python raise when there is no memory left."""
+
+
+def ending_of(error: BaseException | None) -> tuple[RunStatus, str | None]:
+    """How a run ended, and a sentence on why, from the exception that ended it."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return RunStatus.COMPLETED, None
+    if isinstance(error, KeyboardInterrupt):
+        return RunStatus.INTERRUPTED, "Interrupted from the keyboard."
+    if isinstance(error, SystemExit):
+        return RunStatus.FAILED, f"The program exited with {error.code!r}."
+    text = f"{type(error).__name__}: {error}".strip()
+    if out_of_memory_behind(error) is not None:
+        return RunStatus.OUT_OF_MEMORY, text
+    return RunStatus.FAILED, text
+
+
+def out_of_memory_behind(error: BaseException | None) -> BaseException | None:
+    """The running out of memory that an error is, or was raised because of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OUT_OF_MEMORY):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def dump_snapshot(folder: str, run_id: str, rank: int) -> str | None:
+    """Saves torch's own allocator snapshot, if a history was being recorded.
+
+    Returns:
+        The file's path, or ``None`` where there was no history to save.
+    """
+    memory = torch.cuda.memory
+    if not torch.cuda.is_initialized():
+        return None
+    if not any(memory._snapshot()["device_traces"]):
+        return None
+    path = Path(folder) / f"{run_id}-rank{rank}.pickle"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    memory._dump_snapshot(str(path))
+    return str(path)
