@@ -54,6 +54,8 @@ class Instant:
     """What is alive at one instant of the backward pass."""
 
     saved: Kinds
+    recomputed: Kinds
+    """What a checkpointed block has made again for its own backward."""
     copies: Kinds
     gradients: int
     """Bytes of parameters' gradients made so far in this pass."""
@@ -63,7 +65,8 @@ class Instant:
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return total(self.saved) + total(self.copies) + self.gradients + self.temporaries
+        kept = total(self.saved) + total(self.recomputed) + total(self.copies)
+        return kept + self.gradients + self.temporaries
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +85,8 @@ class _Player:
     copies: Kinds
     adds_to_gradients: bool
     """Gradients exist already (accumulation): new ones are added and dropped."""
+    recomputed: Kinds = field(default_factory=Counter)
+    """The part of ``saved`` that a checkpointed block has made again."""
     saved_bytes: int = 0
     copy_bytes: int = 0
     gradients: int = 0
@@ -100,10 +105,11 @@ class _Player:
         if held > self.peak_bytes:
             self.peak_bytes = held
             self.peak = Instant(
-                Counter(self.saved),
-                Counter(self.copies),
-                self.gradients,
-                self.temporaries + extra,
+                saved=self.saved - self.recomputed,
+                recomputed=Counter(self.recomputed),
+                copies=Counter(self.copies),
+                gradients=self.gradients,
+                temporaries=self.temporaries + extra,
             )
 
     def change(self, saved: Kinds, copies: Kinds, sign: int) -> None:
@@ -125,7 +131,9 @@ class _Player:
             for storage in op.saved:
                 holders[storage] -= 1
                 if not holders[storage]:
-                    self.change(kinds_of([storage]), Counter(), -1)
+                    gone = kinds_of([storage])
+                    self.change(gone, Counter(), -1)
+                    self.recomputed -= gone
             for storage in op.copies:
                 self.change(Counter(), kinds_of([storage]), -1)
 
@@ -222,6 +230,7 @@ def play_backward(
     def one_block() -> None:
         if checkpointed:
             player.change(inside, weights, 1)
+            player.recomputed = Counter(inside)
             player.look()
         player.play(recomputed)
         if checkpointed:

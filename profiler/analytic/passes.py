@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vramscope.storage.records import MemoryClass, Phase
 
@@ -14,6 +14,7 @@ from .backward import (
     Kinds,
     forward_kept,
     forward_transient,
+    kinds_of,
     play_backward,
 )
 from .dtypes import ITEM_BYTES, QUANTISED
@@ -93,7 +94,7 @@ def _saved_terms(
     kinds: Kinds, sizes: Mapping[str, int], memory_class: MemoryClass, phase: Phase
 ) -> list[Term]:
     """One term for each kind of storage, its formula with the numbers in."""
-    source = SAVED_SOURCE if memory_class is MemoryClass.ACTIVATIONS else CACHE_SOURCE
+    source = CACHE_SOURCE if memory_class is MemoryClass.AUTOCAST_CACHE else SAVED_SOURCE
     merged: dict[tuple[str, str, str], list[tuple[Kind, int]]] = {}
     for kind, count in kinds.items():
         if count > 0:
@@ -136,7 +137,10 @@ def _forward_terms(scenario: Scenario, recording: Recording) -> list[Term]:
     if checkpointed:
         at_loss = transient + recording.head.saved_bytes
         inside = forward_transient(recording.block, recording.block_held, keeps=False)
-        transient = max(transient, inside + transient - at_loss)
+        if inside > at_loss:
+            # Fullest inside the last block: nothing behind it has been kept yet.
+            transient = inside
+            saved = saved - kinds_of(recording.head.saved)
     phase = Phase.FORWARD
     terms = _saved_terms(saved, recording.sizes, MemoryClass.ACTIVATIONS, phase)
     if checkpointed:
@@ -194,6 +198,12 @@ def _backward_terms(scenario: Scenario, recording: Recording) -> tuple[list[Term
     )
     phase = Phase.BACKWARD
     terms = _saved_terms(instant.saved, recording.sizes, MemoryClass.ACTIVATIONS, phase)
+    terms += [
+        replace(term, name=f"computed again: {term.name}")
+        for term in _saved_terms(
+            instant.recomputed, recording.sizes, MemoryClass.TEMPORARIES, phase
+        )
+    ]
     terms += _saved_terms(instant.copies, recording.sizes, MemoryClass.AUTOCAST_CACHE, phase)
     terms.append(
         Term(
