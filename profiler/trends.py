@@ -5,13 +5,13 @@ the floor are kept, both bounded, both cheap:
 
 - the **envelope**, a stack of the levels under which the line has not fallen since. A spike is
   popped when it is over, a leak is a chain of equal rises per step. It confirms soon, to the byte.
-- the **ladder**, the lowest value of every 8, 16, 32 … observations, twelve of each. It confirms
+- the **ladder**, the lowest value of every 8, 16, 32 … observations, sixteen of each. It confirms
   what rises unevenly or under noise, at the first scale at which the rise stands out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _UNEVEN_SPAN = 32
 _UNEVEN_RATIO = 4
 # A fall through so many levels at once is the end of a ramp, not of a spike.
 _RAMP_LEVELS = 5
-_BLOCKS = 12
+_BLOCKS = 16
 _KEPT_FALLS = 16
 
 
@@ -46,7 +46,7 @@ class Rise:
 
 
 class Ladder:
-    """The lowest values of ever longer blocks of observations, the newest twelve of each length."""
+    """The lowest values of ever longer blocks of observations, sixteen of each length."""
 
     __slots__ = ("_blocks", "_halves", "_prior")
 
@@ -88,7 +88,7 @@ class Ladder:
 
 
 def rising(blocks: Sequence[tuple[int, int]], prior: int) -> Rise | None:
-    """Whether twelve lowest values, each with its step, rise like a leak.
+    """Whether sixteen lowest values, each with its step, rise like a leak.
 
     Args:
         blocks: Step and lowest value of each block, in order.
@@ -103,7 +103,8 @@ def rising(blocks: Sequence[tuple[int, int]], prior: int) -> Rise | None:
     if sum(a >= b for a, b in combinations(lows, 2)) > 2:
         return None
     third = _BLOCKS // 3
-    early, middle, late = (median(lows[i : i + third]) for i in (0, third, 2 * third))
+    early, late = median(lows[:third]), median(lows[-third:])
+    middle = median(lows[third:-third])
     first, second = middle - early, late - middle
     if not first / 2 <= second <= first * 2:
         return None
@@ -240,10 +241,10 @@ class Line:
         base = values[run]
         if run:
             before = base - values[run - 1]
-            usual = slope * median(gaps)
+            usual = slope * min(gaps)
             if abs(before - usual) <= _RATE_TOLERANCE * usual:
                 base = values[run - 1]
-        return Rise(firsts[run], base, slope, max(32, 4 * max(gaps)))
+        return Rise(firsts[run], base, slope, max(32, 4 * max(gaps[-_EQUAL_RISES:])))
 
     def run_since(self, step: int) -> float | None:
         """The slope of the equal rises, if they reach over half of the way back to a step."""
@@ -265,9 +266,10 @@ class Line:
         self.low, self.low_step = self.value, step
 
     def _thin(self) -> None:
-        """Drops every second of the older levels."""
+        """Drops every second of the older levels, but not those at which a run began."""
         half = _KEPT_LEVELS * 3 // 4
-        self._firsts = self._firsts[:half:2] + self._firsts[half:]
-        self._values = self._values[:half:2] + self._values[half:]
-        # The run may lose its first level, never its rate.
-        self._run = (self._run + 1) // 2 if self._run < half else self._run - half // 2
+        run, start = self._run, self._firsts[self._run]
+        for levels in (self._firsts, self._values):
+            del levels[run + 2 : half : 2]
+            del levels[1 : max(0, min(run - 1, half)) : 2]
+        self._run = bisect_left(self._firsts, start)
