@@ -11,13 +11,14 @@ from .census import HeldBytes
 from .devices.source import AllocatorReading
 from .replay import ClassBytes, PhaseBooks
 
-# What a census always knows; everything else is known from detail steps only.
-_CENSUS = (
+CENSUS = (
     MemoryClass.PARAMETERS,
     MemoryClass.GRADIENTS,
     MemoryClass.OPTIMIZER_STATE,
     MemoryClass.BUFFERS,
 )
+"""What a census always knows; everything else is known from detail steps only."""
+
 # Between detail steps these are taken from the census of this very step, the rest is carried.
 _FRESH = (MemoryClass.PARAMETERS, MemoryClass.OPTIMIZER_STATE, MemoryClass.BUFFERS)
 
@@ -50,7 +51,7 @@ def use_of(
         seen: Whether classes beyond the census are known; they are unknown otherwise, not 0.
     """
     known = {
-        c.value: classes.get(c, 0) if seen or c in _CENSUS or c in classes else None
+        c.value: classes.get(c, 0) if seen or c in CENSUS or c in classes else None
         for c in MemoryClass
     }
     total = sum(classes.values())
@@ -64,7 +65,7 @@ def use_of(
 def end_books(held: HeldBytes, profile: Profile | None, reading: AllocatorReading) -> MemoryUse:
     """The instant after the optimizer has stepped: the census, and what else is still alive."""
     classes = dict(profile.end) if profile is not None else {}
-    for memory_class in _CENSUS:
+    for memory_class in CENSUS:
         classes[memory_class] = held.classes.get(memory_class, 0)
     return use_of(classes, reading.allocated, reading.reserved, seen=profile is not None)
 
@@ -104,7 +105,7 @@ def phase_books(
 
 def census_books(held: HeldBytes, intervals: Sequence[Interval]) -> list[tuple[Phase, MemoryUse]]:
     """The books of a step of which only census and allocator are known."""
-    classes = {c: held.classes.get(c, 0) for c in _CENSUS}
+    classes = {c: held.classes.get(c, 0) for c in CENSUS}
     peaks = _peaks_by_phase(intervals)
     if not peaks:
         return [(Phase.OPTIMIZER, use_of(classes, None, None, seen=False))]

@@ -15,7 +15,7 @@ from .census import Census
 from .modules import ModuleRanges
 from .replay import DetailLog, PhaseMark
 from .storages import storages_of, tensors_in
-from .tracker import AllocationTracker
+from .tracker import AllocationTracker, Survivor
 
 _WORK = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -50,10 +50,15 @@ class DetailStep:
             return False
         return not any(_is_compiled(model) for model in models)
 
-    def begin(self) -> None:
-        """Starts to follow."""
+    def begin(self, survivors: Sequence[Survivor] = ()) -> None:
+        """Starts to follow.
+
+        Args:
+            survivors: What outlived the detail step before, as :meth:`close` gave it.
+        """
         for holding in self._census.holdings():
             self._tracker.classify(holding.storage, holding.tensor, holding.memory_class)
+        self._tracker.readmit(survivors)
         self._ranges.install()
         self._tracker.__enter__()  # type: ignore[no-untyped-call]
 
@@ -113,6 +118,8 @@ class DetailStep:
             self._marks[-1].ended_ns = time.perf_counter_ns()
         self._claim()
         self.abandon()
+        if self._tracker.fault is not None:
+            raise RuntimeError("an allocation could not be followed") from self._tracker.fault
 
     def take_stock(self) -> None:
         """Memory ran out in the middle of the step: says what is known so far.
@@ -158,9 +165,13 @@ class DetailStep:
                 return self._ranges.module_of(sequence) if sequence >= 0 else None
         return None
 
-    def forget(self) -> None:
-        """Lets go of every weak reference."""
-        self._tracker.forget()
+    def outlived(self) -> int:
+        """Bytes that models computed, here or in earlier detail steps, and that are still alive."""
+        return sum(self._tracker.outlived(device) for device in self._census.devices())
+
+    def close(self) -> list[Survivor]:
+        """Lets go of what was followed, and says what is still alive of it."""
+        return self._tracker.close()
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

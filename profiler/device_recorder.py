@@ -11,6 +11,7 @@ from vramscope.storage.records import MemoryClass, MemoryUse, Phase
 from .books import Interval, Profile, census_books, end_books, phase_books
 from .census import HeldBytes
 from .devices.source import AllocatorReading, DriverReading, MemorySource
+from .growth import GrowthDetector
 from .replay import PhaseBooks
 
 _KEPT_PROFILES = 64
@@ -47,6 +48,7 @@ class DeviceRecorder:
         self.walked = 0
         """Bytes that a graph walk found, where allocations cannot be followed."""
         self.driver = DriverReading()
+        self.growth = GrowthDetector(source.describe(0, "").total_bytes)
         self._intervals: list[Interval] = []
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._newest: tuple[HeldBytes, Profile, StepBooks] | None = None

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 from vramscope.storage.records import (
+    Event,
+    EventKind,
+    MemoryUse,
     Phase,
     Record,
     StepRecord,
 )
 
 from .activations import saved_bytes
-from .books import Profile
+from .books import CENSUS, Profile
 from .census import Census, HeldBytes
 from .config import ProfilerConfig
 from .detail import DetailStep
@@ -23,11 +26,11 @@ from .device_recorder import DeviceRecorder, StepBooks
 from .devices.source import MemorySource
 from .phases import LoopTracker
 from .replay import replay
+from .schedule import DetailSchedule
 from .storages import storages_of, tensors_in
+from .tracker import Survivor
 
 _KEPT_SHAPES = 1_000
-# A step of a kind not seen before is followed in detail, but not more often than this.
-_DETAIL_GAP = 10
 
 
 class StepEnd(NamedTuple):
@@ -82,8 +85,8 @@ class StepRecorder:
         self._open = False
         self._detail: DetailStep | None = None
         self._walk = False
-        self._last_detail = 0
-        self._detail_wanted = False
+        self._survivors: list[Survivor] = []
+        self._schedule = DetailSchedule(config)
         self._started_ns = 0
         self._began = 0
         self._kind: list[Hashable] = []
@@ -194,7 +197,6 @@ class StepRecorder:
         self._close_interval()
         if self._detail is not None:
             self._detail.end()
-            self._last_detail = self._step
         held = self._census.held()
         self._ask_driver()
         kind = (tuple(self._kind), micro_steps, skipped)
@@ -203,8 +205,11 @@ class StepRecorder:
             self._record(recorder, held.get(device, HeldBytes()), kind, end)
         self._current = None
         if self._detail is not None:
-            self._detail.forget()
+            self._schedule.was_followed(self._step, self._detail.outlived())
+            self._survivors = self._detail.close()
             self._detail = None
+        elif self._walk:
+            self._schedule.was_followed(self._step, 0)
         self._walk = False
         self._on_step(micro_steps)
 
@@ -214,26 +219,19 @@ class StepRecorder:
         self._open = True
         self._step += 1
         self._kind.clear()
-        if self._detail_due():
-            self._detail_wanted = False
+        if self._schedule.is_due(self._step):
             self._census.refresh()
             models = self._models()
             if DetailStep.possible(models):
                 self._detail = DetailStep(self._census, models, self._block_bytes)
-                self._detail.begin()
+                self._detail.begin(self._survivors)
             else:
                 self._walk = True
-                self._last_detail = self._step
         for recorder in self._devices.values():
             recorder.begin_step()
         self._started_ns = time.time_ns()
         self._began = time.perf_counter_ns()
         self._current = None
-
-    def _detail_due(self) -> bool:
-        if self._config.is_detail_step(self._step):
-            return True
-        return self._detail_wanted and self._step - self._last_detail >= _DETAIL_GAP
 
     def _close_interval(self) -> None:
         if self._current is not None:
@@ -284,9 +282,29 @@ class StepRecorder:
                 process_used=recorder.driver.process_used,
             )
         )
+        if end.complete:
+            self._watch_growth(recorder, books)
         if self._detail is not None:
             for record in detail_records(self._detail, recorder, books, self._step):
                 self._write(record)
+
+    def _watch_growth(self, recorder: DeviceRecorder, books: StepBooks) -> None:
+        use = books.end
+        if books.carried and use.reserved is None:
+            # Without an allocator to ask, what was carried over says nothing about growth.
+            use = MemoryUse(**{c.value: use.of(c) for c in CENSUS})
+        peak = None if books.carried and use.reserved is None else books.peak.allocated
+        for growth in recorder.growth.observe(self._step, use, peak):
+            self._write(
+                Event(
+                    kind=EventKind(growth.kind),
+                    at_ns=time.time_ns(),
+                    message=growth.message,
+                    device=recorder.position,
+                    step=growth.step,
+                    bytes=growth.bytes,
+                )
+            )
 
     def _module_at_peak(self, recorder: DeviceRecorder, books: StepBooks) -> str | None:
         if self._detail is None:
@@ -303,7 +321,8 @@ class StepRecorder:
             return recorder.close_walked(kind, held)
         if kind is None:
             return recorder.close_step(kind, held)
-        self._detail_wanted |= not recorder.knows(kind)
+        if not recorder.knows(kind):
+            self._schedule.saw_new_kind()
         return recorder.close_step(kind, held)
 
     def out_of_memory(self, error: BaseException) -> None:
@@ -329,6 +348,6 @@ class StepRecorder:
         """Training ended in the middle of a step: lets go of everything."""
         if self._detail is not None:
             self._detail.abandon()
-            self._detail.forget()
+            self._detail.close()
             self._detail = None
         self._open = False

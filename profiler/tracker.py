@@ -21,6 +21,13 @@ from .storages import storages_of
 
 _TO_COPY = torch.ops.aten._to_copy.default
 _HALF = (torch.float16, torch.bfloat16)
+_HELD = (
+    MemoryClass.PARAMETERS,
+    MemoryClass.GRADIENTS,
+    MemoryClass.OPTIMIZER_STATE,
+    MemoryClass.BUFFERS,
+)
+_MOST_SURVIVORS = 20_000
 
 
 class TrackedStorage:
@@ -31,6 +38,7 @@ class TrackedStorage:
         "device",
         "dtype",
         "memory_class",
+        "outlived",
         "reference",
         "sequence",
         "serial",
@@ -38,18 +46,34 @@ class TrackedStorage:
         "size",
     )
 
-    def __init__(self, serial: int, size: int, tensor: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        serial: int,
+        size: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.serial = serial
         self.size = size
+        self.shape = shape
+        self.dtype = dtype
         self.device = device
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
+        self.outlived = False
+        """Made in an earlier detail step, and still there."""
         self.computed = False
         """Made by the model's forward or backward, not handed to it."""
         self.sequence = -1
         """Autograd sequence number at birth, which tells the module; -1 outside a model."""
         self.memory_class: MemoryClass | None = None
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Survivor(NamedTuple):
+    """A storage that outlived its detail step, by weak reference, and what was known of it."""
+
+    reference: weakref.ref[torch.UntypedStorage]
+    was: TrackedStorage
 
 
 class LogEntry(NamedTuple):
@@ -76,6 +100,8 @@ class AllocationTracker(TorchDispatchMode):
         """Whether what appears now is made by forward or backward."""
         self.silent = False
         """Set when the mode cannot be taken off yet: operators then pass through unseen."""
+        self.fault: Exception | None = None
+        """What went wrong here, if anything did; nothing was noted from then on."""
         self._serial = 0
         self.base: list[TrackedStorage] = []
         """Storages that were there before the log began."""
@@ -89,18 +115,29 @@ class AllocationTracker(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs the operator unchanged and notes the storages that it made."""
+        if kwargs is None:
+            kwargs = {}
         if self.silent:
-            return func(*args, **(kwargs or {}))
-        self._visit(args, new=False)
-        if kwargs:
+            return func(*args, **kwargs)
+        try:
+            self._visit(args, new=False)
             self._visit(kwargs.values(), new=False)
-            result = func(*args, **kwargs)
-        else:
-            result = func(*args)
-        self._visit((result,), new=True)
-        if func is _TO_COPY:
-            self._note_weight_copy(args[0], result)
+        except Exception as fault:
+            self._fail(fault)
+        result = func(*args, **kwargs)
+        if not self.silent:
+            try:
+                self._visit((result,), new=True)
+                if func is _TO_COPY:
+                    self._note_weight_copy(args[0], result)
+            except Exception as fault:
+                self._fail(fault)
         return result
+
+    def _fail(self, fault: Exception) -> None:
+        """A fault of ours must not reach the operator that the user called."""
+        self.silent = True
+        self.fault = fault
 
     def _note_weight_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         """A parameter's copy in fewer bits is what autocast keeps."""
@@ -129,12 +166,25 @@ class AllocationTracker(TorchDispatchMode):
             tensor: Through which it was met: its shape and dtype stand for the storage.
             new: It was made just now, not met.
         """
-        block = self._block_bytes.get(storage.device.type)
-        if block is None:
+        if storage.device.type not in self._block_bytes:
             return None
+        tracked = self._follow(storage, tuple(tensor.shape), tensor.dtype)
+        if new:
+            if self.computing:
+                tracked.computed = True
+                tracked.sequence = _current_sequence()
+            self.log.append(LogEntry(tracked, 1, time.perf_counter_ns()))
+        else:
+            self.base.append(tracked)
+        return tracked
+
+    def _follow(
+        self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> TrackedStorage:
+        block = self._block_bytes[storage.device.type]
         size = -(-storage.nbytes() // block) * block
         self._serial += 1
-        tracked = TrackedStorage(self._serial, size, tensor, storage.device)
+        tracked = TrackedStorage(self._serial, size, shape, dtype, storage.device)
         key = storage._cdata
         alive, log = self._alive, self.log
 
@@ -145,13 +195,6 @@ class AllocationTracker(TorchDispatchMode):
 
         tracked.reference = weakref.ref(storage, died)
         alive[key] = tracked
-        if new:
-            if self.computing:
-                tracked.computed = True
-                tracked.sequence = _current_sequence()
-            log.append(LogEntry(tracked, 1, time.perf_counter_ns()))
-        else:
-            self.base.append(tracked)
         return tracked
 
     def find(self, storage: torch.UntypedStorage) -> TrackedStorage | None:
@@ -173,11 +216,38 @@ class AllocationTracker(TorchDispatchMode):
             if tracked.computed and tracked.memory_class is None:
                 tracked.memory_class = memory_class
 
-    def forget(self) -> None:
-        """Lets go of every weak reference; deaths from now on are not noted."""
+    def close(self) -> list[Survivor]:
+        """Lets go of every weak reference; deaths from now on are not noted.
+
+        Returns:
+            What is still alive and nobody holds for the model: outputs, inputs, what leaks.
+        """
+        survivors = []
         for tracked in self._alive.values():
+            storage = tracked.reference() if tracked.reference is not None else None
             tracked.reference = None
+            if storage is not None and tracked.memory_class not in _HELD:
+                survivors.append(Survivor(weakref.ref(storage), tracked))
         self._alive.clear()
+        return survivors[-_MOST_SURVIVORS:]
+
+    def readmit(self, survivors: Iterable[Survivor]) -> None:
+        """Enters what outlived an earlier detail step, under the class that it had."""
+        for survivor in survivors:
+            storage = survivor.reference()
+            if storage is not None and storage._cdata not in self._alive:
+                tracked = self._follow(storage, survivor.was.shape, survivor.was.dtype)
+                tracked.memory_class = survivor.was.memory_class
+                tracked.outlived = True
+                self.base.append(tracked)
+
+    def outlived(self, device: torch.device) -> int:
+        """Bytes alive on a device that models computed and nobody holds for them."""
+        return sum(
+            t.size
+            for t in self._alive.values()
+            if t.device == device and (t.computed or t.outlived) and t.memory_class not in _HELD
+        )
 
 
 def _current_sequence() -> int:

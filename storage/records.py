@@ -53,6 +53,7 @@ class EventKind(StrEnum):
     OOM = "oom"
     LEAK = "leak"
     SPIKE = "spike"
+    JUMP = "jump"
     NOTE = "note"
     WARNING = "warning"
 

@@ -49,7 +49,7 @@ class Details:
 
 
 def storage(serial: int, size: int, kind: MemoryClass | None) -> TrackedStorage:
-    made = TrackedStorage(serial, size, torch.empty(size, dtype=torch.uint8), CPU)
+    made = TrackedStorage(serial, size, (size,), torch.uint8, CPU)
     made.memory_class = kind
     return made
 

@@ -495,6 +495,23 @@ def test_a_fault_of_ours_is_one_warning(store_path: Path, monkeypatch: pytest.Mo
     assert "ZeroDivisionError" in recorded.events[0][1]
 
 
+def test_a_fault_while_following_an_operator_does_not_reach_it(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vramscope.profiler.tracker import AllocationTracker
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(AllocationTracker, "enter", lambda *_, **__: 1 / 0)
+    with (
+        MemoryProfiler(model, optimizer, store=store_path, config=EVERY_STEP),
+        pytest.warns(RuntimeWarning, match="stopped recording"),
+    ):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert model.weight.grad is not None
+
+
 def test_the_same_model_is_not_attached_twice(store_path: Path) -> None:
     model = nn.Linear(4, 4)
     with (

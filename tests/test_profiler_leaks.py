@@ -1,0 +1,131 @@
+"""Leaks in real loops on the CPU: told by class and by slope, and quiet where nothing leaks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from vramscope.profiler import MemoryProfiler
+from vramscope.profiler.config import ProfilerConfig
+from vramscope.profiler.schedule import DetailSchedule
+from vramscope.storage.reader import RunReader
+from vramscope.storage.records import Event, EventKind, StepRecord
+
+KIB = 1024
+
+
+class Loop:
+    """A three-layer network, 256 wide, and what its loop keeps although it should not."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.total: torch.Tensor | float = 0.0
+        self.kept: list[torch.Tensor] = []
+
+    def update(self, loss: torch.Tensor, retain: bool = False) -> None:
+        loss.backward(retain_graph=retain)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def forward(self) -> torch.Tensor:
+        return self.model(torch.randn(64, 256)).sum()
+
+
+def sums_losses(loop: Loop, profiler: MemoryProfiler) -> None:
+    loss = loop.forward()
+    loop.total = loop.total + loss
+    loop.update(loss, retain=True)
+
+
+def sums_losses_without_backward(loop: Loop, profiler: MemoryProfiler) -> None:
+    loop.total = loop.total + loop.forward()
+    profiler.step()
+
+
+def stashes_outputs(loop: Loop, profiler: MemoryProfiler) -> None:
+    output = loop.model(torch.randn(64, 256))
+    loop.kept.append(output)
+    loop.update(output.sum())
+
+
+def healthy(loop: Loop, profiler: MemoryProfiler) -> None:
+    loop.update(loop.forward())
+
+
+def record(
+    path: Path, body: Callable[[Loop, MemoryProfiler], None], steps: int
+) -> tuple[list[StepRecord], list[Event]]:
+    loop = Loop()
+    with MemoryProfiler(loop.model, loop.optimizer, store=path) as profiler:
+        for _ in range(steps):
+            body(loop, profiler)
+    with RunReader(path) as reader:
+        run = reader.runs().rows[0].info.id
+        device = reader.devices(run)[0].id
+        assert device is not None
+        return list(reader.iter_steps(run, device)), list(reader.events(run))
+
+
+@pytest.mark.parametrize(
+    ("body", "slope", "said"),
+    [
+        (sums_losses, 196_608, "activations grow by 128 KiB a step since step 1"),
+        (sums_losses_without_backward, 196_608, "temporaries grow by 192 KiB a step"),
+        (stashes_outputs, 65_536, "temporaries grow by 64 KiB a step"),
+    ],
+)
+def test_a_leak_is_told_with_its_class_and_slope(
+    store_path: Path,
+    body: Callable[[Loop, MemoryProfiler], None],
+    slope: int,
+    said: str,
+) -> None:
+    steps, events = record(store_path, body, 20)
+    growth = [
+        (after.end.allocated or 0) - (before.end.allocated or 0)
+        for before, after in itertools.pairwise(steps[2:19])
+    ]
+    assert set(growth) == {slope}
+    leaks = [e.message for e in events if e.kind is EventKind.LEAK]
+    assert any(message.startswith(said) for message in leaks)
+
+
+def test_a_healthy_loop_is_quiet_and_not_followed_more_than_asked(store_path: Path) -> None:
+    steps, events = record(store_path, healthy, 60)
+    assert events == []
+    assert [s.step for s in steps if s.detail] == [1, 2, 3, 50]
+
+
+def test_adams_state_is_no_leak(store_path: Path) -> None:
+    loop = Loop()
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters())  # type: ignore[assignment]
+    with MemoryProfiler(loop.model, loop.optimizer, store=store_path):
+        for _ in range(20):
+            loop.update(loop.forward())
+    with RunReader(store_path) as reader:
+        assert reader.events(reader.runs().rows[0].info.id) == ()
+
+
+def test_following_growth_has_an_end() -> None:
+    schedule = DetailSchedule(ProfilerConfig(detail_first=3, detail_every=50))
+    followed = []
+    for step in range(1, 400):
+        if schedule.is_due(step):
+            followed.append(step)
+            schedule.was_followed(step, outlived=step * 1000)
+    assert followed[:27] == list(range(1, 28))
+    assert len(followed) < 40
+
+
+def test_a_user_who_wants_no_detail_gets_none() -> None:
+    schedule = DetailSchedule(ProfilerConfig(detail_first=0, detail_every=0))
+    schedule.saw_new_kind()
+    assert not any(schedule.is_due(step) for step in range(1, 100))
