@@ -7,6 +7,7 @@ module whose parameters an optimizer holds begins the run, before its first forw
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from .config import ProfilerConfig
 from .hooks import unwrapped
-from .session import MemoryProfiler
+from .session import MemoryProfiler, is_attached
 
 # Once so many steps have passed, the loop's modules are known and calls are no longer watched.
 _WATCHED_STEPS = 3
@@ -83,7 +84,15 @@ class Discovery:
             return
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled():
-            self._meet(module, args)
+            try:
+                self._meet(module, args)
+            except Exception as fault:
+                self.remove()
+                warnings.warn(
+                    f"vramscope records nothing; training goes on. {type(fault).__name__}: {fault}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
@@ -100,13 +109,15 @@ class Discovery:
         optimizers = self._optimizers_of(parameters)
         if not optimizers:
             return
-        if self.profiler is None:
+        if self.profiler is None and is_attached(module):
+            self.remove()  # the script carries a profiler of its own
+        elif self.profiler is None:
             self.profiler = MemoryProfiler(module, optimizers, **self._arguments)
             self.profiler.attach()
-        elif not self.profiler.adopt([module], optimizers):
-            return
-        # torch had listed this call's hooks before ours was among them.
-        self.profiler.heard_late(module, args)
+            # torch had listed this call's hooks before ours was among them.
+            self.profiler.heard_late(module, args)
+        elif self.profiler.adopt([module], optimizers):
+            self.profiler.heard_late(module, args)
 
     def _optimizers_of(self, parameters: set[int]) -> list[Optimizer]:
         found: list[Optimizer] = []

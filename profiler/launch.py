@@ -1,4 +1,4 @@
-"""``python -m vramscope.profiler.launch [--name N] [--db URL] SCRIPT ARGS…``: an unchanged script.
+"""``python -m vramscope.profiler.launch [OPTIONS] SCRIPT ARGS…``: an unchanged script.
 
 The profiler is attached right after the script itself has imported torch, so that what the
 script sets before that (``CUDA_VISIBLE_DEVICES``, thread counts) still counts. The script sees
@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
+
+from .config import ProfilerConfig
 
 if TYPE_CHECKING:
     from .discovery import Discovery
@@ -76,7 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def attach() -> None:
         from .discovery import Discovery
 
-        discovery = Discovery(run_name=options.name or script.stem, store=options.db)
+        discovery = Discovery(
+            run_name=options.name or script.stem,
+            store=options.db,
+            config=ProfilerConfig(
+                detail_every=options.detail_every, snapshot_on_oom=options.snapshot_on_oom
+            ),
+        )
         discovery.install()
         found.append(discovery)
 
@@ -124,6 +132,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m vramscope.profiler.launch")
     parser.add_argument("--name", help="a name for the run; the script's name by default")
     parser.add_argument("--db", help="URL or path of the store")
+    parser.add_argument("--detail-every", type=int, default=ProfilerConfig().detail_every)
+    parser.add_argument("--snapshot-on-oom", metavar="FOLDER")
     parser.add_argument("script", help="the training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     return parser.parse_args(arguments)

@@ -334,6 +334,11 @@ class MemoryProfiler:
             self._recorder.abandon()
 
 
+def is_attached(model: torch.nn.Module) -> bool:
+    """Whether a profiler is attached to this model."""
+    return model in _attached
+
+
 def _modules(model: Any) -> list[torch.nn.Module]:
     models = [model] if isinstance(model, torch.nn.Module) else list(_iterable(model, "model"))
     for item in models:

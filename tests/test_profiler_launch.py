@@ -123,6 +123,22 @@ def test_a_script_sees_itself_as_ever(tmp_path: Path) -> None:
     assert not (tmp_path / "runs.db").exists()
 
 
+def test_a_script_with_a_profiler_of_its_own_is_recorded_once(tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        LOOP.format(
+            attach="from vramscope.profiler import MemoryProfiler\n"
+            "profiler = MemoryProfiler(model, optimizer, store='runs.db').attach()",
+            detach="profiler.close()",
+        ),
+    )
+    result = run(tmp_path, name)
+    assert result.returncode == 0, result.stderr
+    with RunReader(tmp_path / "runs.db") as reader:
+        assert reader.runs().total == 1
+    assert len(steps_of(tmp_path / "runs.db")) == 4
+
+
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, "trian.py")
     assert result.returncode == 2

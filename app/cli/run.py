@@ -33,6 +33,24 @@ def run(
         str | None,
         typer.Option("--name", metavar="NAME", help="The run's name. Left out: the script's."),
     ] = None,
+    detail_every: Annotated[
+        int,
+        typer.Option(
+            "--detail-every",
+            metavar="N",
+            min=0,
+            help="Follow every N-th step allocation by allocation; 0 for the first ones only.",
+        ),
+    ] = 50,
+    snapshot_on_oom: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot-on-oom",
+            metavar="FOLDER",
+            help="Save torch's allocator snapshot there when memory runs out, if the script "
+            "records its history.",
+        ),
+    ] = None,
     db: options.Db = None,
 ) -> None:
     """Run an unchanged training script and record its memory.
@@ -45,6 +63,8 @@ def run(
     check_recordable(url)
     launch = [sys.executable, "-m", "vramscope.profiler.launch"]
     launch += ["--name", name] if name is not None else []
+    launch += ["--detail-every", str(detail_every)]
+    launch += ["--snapshot-on-oom", str(snapshot_on_oom)] if snapshot_on_oom else []
     sys.stdout.flush()
     sys.stderr.flush()
     # The URL goes through the environment: among the arguments every user of the machine could
