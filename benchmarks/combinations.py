@@ -239,7 +239,7 @@ def title(combination: Combination) -> str:
     if combination.checkpointing is not None:
         parts.append(f"{combination.checkpointing} checkpointing")
     if combination.micro_steps > 1:
-        parts.append(f"accumulation ×{combination.micro_steps}")
+        parts.append(f"accumulation of {combination.micro_steps}")
     if combination.lora:
         parts.append("LoRA")
     return ", ".join(parts)
