@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.append(discovery)
 
     sys.meta_path.insert(0, AfterImport("torch", attach))
+    _close_when_terminated(found)
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:
@@ -103,6 +105,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     _finish(found, None)
     return 0
+
+
+def _close_when_terminated(found: Sequence[Discovery]) -> None:
+    """A batch system ends jobs by SIGTERM: the run says so, then the signal does its work."""
+    process = os.getpid()
+
+    def terminate(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        for discovery in found if os.getpid() == process else ():
+            if discovery.profiler is not None:
+                discovery.profiler.interrupted("Terminated (SIGTERM).")
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _own_trace(trace: TracebackType | None, script: str) -> TracebackType | None:

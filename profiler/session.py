@@ -176,6 +176,10 @@ class MemoryProfiler:
             self._recorder.out_of_memory(exhausted)
         self.close(status, message)
 
+    def interrupted(self, message: str) -> None:
+        """Closes a run that something outside the program ends."""
+        self.close(RunStatus.INTERRUPTED, message)
+
     def _at_exit(self) -> None:
         """The program ends without :meth:`close`: by an error that nobody caught, or not."""
         self.finish(getattr(sys, "last_value", None))

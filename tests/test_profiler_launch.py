@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,40 @@ def test_a_script_sees_itself_as_ever(tmp_path: Path) -> None:
     assert result.stdout.strip() == f"__main__ ['{name}', '--lr', '3'] 7 False"
     assert "nothing was recorded" in result.stderr
     assert not (tmp_path / "runs.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "Interrupted from the keyboard."),
+        (signal.SIGTERM, -signal.SIGTERM, "Terminated (SIGTERM)."),
+    ],
+)
+def test_a_signal_in_the_middle_of_a_step(
+    tmp_path: Path, number: signal.Signals, code: int, said: str
+) -> None:
+    endless = LOOP.replace("range(4)", "__import__('itertools').count()")
+    name = script(
+        tmp_path,
+        endless.format(attach="", detach="").replace("x = ", "print('step', flush=True); x = "),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vramscope.profiler.launch", "--db", "runs.db", name],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    for _ in range(6):
+        assert process.stdout.readline() == "step\n"
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    with RunReader(tmp_path / "runs.db") as reader:
+        (row,) = reader.runs().rows
+    assert (row.info.status, row.info.status_message) == (RunStatus.INTERRUPTED, said)
+    assert len(steps_of(tmp_path / "runs.db")) >= 5
 
 
 def test_a_script_with_a_profiler_of_its_own_is_recorded_once(tmp_path: Path) -> None:
