@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from vramscope.storage.records import Event, EventKind, MemoryUse, RunInfo, RunStatus
+from vramscope.storage.records import Event, EventKind, MemoryUse, Phase, RunInfo, RunStatus
 
 from .format import (
     CLASS_COLOURS,
@@ -80,11 +80,22 @@ STYLE = (
   color: inherit; }
 .vs-table [title] { cursor: help; }
 .vs-swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
-  margin-right: .45rem; vertical-align: -.05rem; }
+  flex: none; }
+.vs-name { display: inline-flex; gap: .45rem; align-items: baseline; }
+@media (max-width: 560px) { .vs-table { font-size: .82rem; }
+  .vs-table th, .vs-table td { padding-right: .45rem; } }
 .vs-quiet { opacity: .7; }
 .vs-verdict { border-left: 4px solid #0072B2; padding: .5rem .9rem; font-size: 1.08rem;
   line-height: 1.45; overflow-wrap: anywhere; background: rgba(128,140,160,.10);
   border-radius: 0 .5rem .5rem 0; }
+.vs-alert { border-left: 4px solid var(--vs-bad); padding: .6rem .9rem; overflow-wrap: anywhere;
+  background: light-dark(rgba(179,38,30,.07), rgba(255,138,128,.10));
+  border-radius: 0 .5rem .5rem 0; line-height: 1.45; }
+.vs-alert.vs-was { border-color: var(--vs-warn); background: rgba(128,140,160,.10); }
+.vs-alert p { margin: .25rem 0 0; max-width: none; font-size: .92rem; }
+.vs-alert h2 { font-size: 1.08rem; font-weight: 650; margin: 0; padding: 0; }
+.vs-h3 { font-size: 1rem; font-weight: 600; margin: 0; padding: 0; }
+.vs-alert p.vs-way { font-size: 1rem; font-weight: 600; }
 </style>"""
 )
 """The blocks' style sheet; it follows the ``color-scheme`` of the page around it."""
@@ -113,6 +124,48 @@ def header(run: RunInfo, facts: Iterable[str]) -> str:
         f'<div class="vs-head"><h1>{text(run.name, 120)}</h1>'
         f'<div class="vs-line">{badge(run.status)}{line}</div>{message}</div>'
     )
+
+
+_ALERT_LINES = 20
+
+
+def out_of_memory(run: RunInfo, events: Sequence[Event]) -> str:
+    """How the run ran out of memory, and what would have taken less; empty when it did not.
+
+    The first line of the event is the error as it was raised, those after it are what to do.
+    """
+    found = [e for e in events if e.kind is EventKind.OOM]
+    ended = run.status is RunStatus.OUT_OF_MEMORY
+    if not found and not ended:
+        return ""
+    event = found[-1] if found else None
+    where = "" if event is None or event.step is None else f" at step {event.step:,}"
+    if event is not None and event.phase is not None and event.phase is not Phase.IDLE:
+        where += f", in {PHASE_LABELS[event.phase]}"
+    went_on = "" if ended else "; the run went on"
+    message = event.message if event is not None else run.status_message or ""
+    lines = [line for line in message.splitlines() if line.strip()][:_ALERT_LINES]
+    shown = "".join(
+        f'<p class="{"vs-way" if n else "vs-error"}">{text(line, 1000)}</p>'
+        for n, line in enumerate(lines)
+    )
+    others = len(found) - 1
+    if others > 0:
+        shown += f"<p>{others:,} more such {'event' if others == 1 else 'events'} before it.</p>"
+    tone = "" if ended else " vs-was"
+    return (
+        f'<div class="vs-alert{tone}" role="alert"><h2>Ran out of memory{where}{went_on}</h2>'
+        f"{shown}</div>"
+    )
+
+
+def without_repeating(run: RunInfo, events: Sequence[Event]) -> RunInfo:
+    """The run without its message, where :func:`out_of_memory` says it already."""
+    if run.status is not RunStatus.OUT_OF_MEMORY or not run.status_message:
+        return run
+    said = [e.message for e in events if e.kind is EventKind.OOM]
+    repeated = not said or said[-1].startswith(run.status_message)
+    return replace(run, status_message=None) if repeated else run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +205,14 @@ def _table(head: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
     )
 
 
-def _name(line: str) -> str:
+def class_name(line: str) -> str:
     """A line of the books with its colour and its sentence."""
     colour = CLASS_COLOURS.get(line)
     swatch = f'<span class="vs-swatch" style="background:{colour}"></span>' if colour else ""
-    return f'<span title="{text(CLASS_HELP[line])}">{swatch}{CLASS_LABELS[line]}</span>'
+    return (
+        f'<span class="vs-name" title="{text(CLASS_HELP[line])}">{swatch}'
+        f"<span>{CLASS_LABELS[line]}</span></span>"
+    )
 
 
 def _cells(values: Iterable[tuple[str, str]]) -> str:
@@ -194,7 +250,7 @@ def residual_table(measured: MemoryUse, predicted: MemoryUse | None) -> str:
             continue
         total = ' class="t"' if line == "allocated" else ""
         values = [_size_cell(mine), _size_cell(theirs), *_residual(mine, theirs)]
-        rows.append(f"<tr{total}><td>{_name(line)}</td>{_cells(values)}</tr>")
+        rows.append(f"<tr{total}><td>{class_name(line)}</td>{_cells(values)}</tr>")
     head = [
         ("Class", False),
         ("Measured", True),
@@ -216,7 +272,7 @@ def difference_table(a: MemoryUse, b: MemoryUse) -> str:
         total = ' class="t"' if line == "allocated" else ""
         shown = ("0 B", "0 B") if delta == 0 else _size_cell(delta, signed=True)
         values = [_size_cell(left), _size_cell(right), shown]
-        rows.append(f"<tr{total}><td>{_name(line)}</td>{_cells(values)}</tr>")
+        rows.append(f"<tr{total}><td>{class_name(line)}</td>{_cells(values)}</tr>")
     return _table([("Class", False), ("A", True), ("B", True), ("B − A", True)], rows)
 
 
@@ -268,7 +324,7 @@ def events_table(events: Sequence[Event]) -> str:
 def classes_help() -> str:
     """Every class with its colour and one sentence."""
     rows = (
-        f"<tr><td class='w'>{_name(line)}</td><td>{text(CLASS_HELP[line])}</td></tr>"
+        f"<tr><td class='w'>{class_name(line)}</td><td>{text(CLASS_HELP[line])}</td></tr>"
         for line in CLASS_LABELS
     )
     return _table([("Name", False), ("What it is", False)], rows)

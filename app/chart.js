@@ -103,7 +103,8 @@ export default function (component) {
     states.set(element, state);
     element.style.height = data.height + "px";
     state.observer = new ResizeObserver(() => {
-      if (window.Plotly && state.width && element.clientWidth !== state.width) draw(state);
+      // A chart in a closed tab has no width until the tab is opened.
+      if (window.Plotly && element.clientWidth !== state.width) draw(state);
     });
     state.observer.observe(element);
     state.themes = new MutationObserver(() => {

@@ -124,7 +124,11 @@ def measured_beside_predicted(
     wide_enough = [a for a in layout["annotations"] if a.get("share", 1) >= 2 * _LABEL_FROM]
     for note in layout["annotations"]:
         note.pop("share", None)
-    narrow: dict[str, Any] = {"margin": {"l": 74, "r": 8}, "annotations": wide_enough}
+    narrow: dict[str, Any] = {
+        "margin": {"l": 74, "r": 8},
+        "annotations": wide_enough,
+        "xaxis": {"range": [0, axis_top * 1.36 / unit.bytes]},
+    }
     if legend:
         narrow["legend"] = {"y": -0.3, "yanchor": "top", "font": {"size": 11}}
         narrow["margin"].update(t=16, b=130)

@@ -27,8 +27,8 @@ def floats(values: Iterable[int | float | None], divisor: int = 1) -> dict[str, 
     return {"dtype": "f4", "bdata": base64.b64encode(packed.tobytes()).decode("ascii")}
 
 
-def integers(values: Iterable[int]) -> dict[str, str]:
-    """Step numbers as a typed array (as doubles, exact up to 2⁵³)."""
+def places(values: Iterable[int | float]) -> dict[str, str]:
+    """Step numbers or instants as a typed array (as doubles, whole numbers exact up to 2⁵³)."""
     packed = array("d", values)
     return {"dtype": "f8", "bdata": base64.b64encode(packed.tobytes()).decode("ascii")}
 

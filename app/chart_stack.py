@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from .chart_layout import Trace, floats, integers, largest
+from .chart_layout import Trace, floats, largest, places
 from .format import CLASS_COLOURS, CLASS_LABELS, STACK, Unit, palette, unit_for
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def stack_traces(
     table: StepTable, which: Which, unit: Unit, dark: bool, **axes: str
 ) -> list[Trace]:
     """One filled trace a class that holds anything, then the cached band."""
-    steps = integers(table.columns["step"])
+    steps = places(table.columns["step"])
     bars = len(table) <= BARS_UP_TO
     colours = palette(dark)
     traces: list[Trace] = []
@@ -104,7 +104,7 @@ def allocated_trace(table: StepTable, which: Which, unit: Unit, dark: bool, **ax
         "mode": "lines",
         "name": "Allocated",
         "showlegend": False,
-        "x": integers(table.columns["step"]),
+        "x": places(table.columns["step"]),
         "y": floats(column(table, f"{which}_allocated"), unit.bytes),
         "text": notes,
         "line": {"width": 0 if len(table) <= BARS_UP_TO else 1, "color": palette(dark).text},
@@ -122,7 +122,7 @@ def driver_trace(table: StepTable, unit: Unit, dark: bool, **axes: str) -> Trace
         "type": "scatter",
         "mode": "lines",
         "name": "In use on the device (driver)",
-        "x": integers(table.columns["step"]),
+        "x": places(table.columns["step"]),
         "y": floats(used, unit.bytes),
         "line": {"width": 1.5, "color": palette(dark).driver, "dash": "dot"},
         "hovertemplate": f"Driver %{{y:,.2f}} {unit.name}<extra></extra>",
@@ -140,7 +140,7 @@ def detail_trace(table: StepTable, height: float, dark: bool, **axes: str) -> Tr
         "mode": "markers",
         "name": "Detail step",
         "legendgroup": "detail",
-        "x": integers(steps),
+        "x": places(steps),
         "y": floats([0.022 * height] * len(steps)),
         "marker": {
             "symbol": "triangle-up",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vramscope.storage.records import Event, EventKind, MemoryUse
+from vramscope.storage.records import Event, MemoryUse
 
 from .chart_bars import difference_by_class, measured_beside_predicted, phases_in_step
 from .chart_layout import (
@@ -26,6 +26,8 @@ from .chart_layout import (
     steps_axis,
     unit_label,
 )
+from .chart_marks import Mark, mark_labels, mark_lines, marks_over_steps
+from .chart_modules import modules_icicle
 from .chart_stack import (
     BARS_UP_TO,
     Which,
@@ -36,7 +38,8 @@ from .chart_stack import (
     stack_top,
     stack_traces,
 )
-from .format import CLASS_COLOURS, Unit, palette, pl, unit_for
+from .chart_timeline import timeline_in_step
+from .format import Unit, palette, pl, unit_for
 
 if TYPE_CHECKING:
     from vramscope.storage.reader import StepTable
@@ -49,7 +52,9 @@ __all__ = [
     "difference_by_class",
     "measured_beside_predicted",
     "memory_over_steps",
+    "modules_icicle",
     "phases_in_step",
+    "timeline_in_step",
     "two_runs_over_steps",
 ]
 
@@ -113,42 +118,6 @@ def _top(
     return top * 1.1
 
 
-def _event_marks(
-    events: Sequence[Event], steps: Sequence[int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    shapes = []
-    labels = []
-    middle = (steps[0] + steps[-1]) / 2
-    for event in _marked(events):
-        colour = CLASS_COLOURS["communication"]
-        shapes.append(
-            {
-                "type": "line",
-                "x0": event.step,
-                "x1": event.step,
-                "yref": "y domain",
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": colour, "width": 2},
-            }
-        )
-        labels.append(
-            {
-                "text": f"✖ out of memory at step {event.step:,}",
-                "x": event.step,
-                "xanchor": "right" if (event.step or 0) > middle else "left",
-                "y": 1,
-                "yref": "y domain",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "bgcolor": colour,
-                "font": {"color": "#000000", "size": 12},
-                "borderpad": 3,
-            }
-        )
-    return shapes, labels
-
-
 def memory_over_steps(
     table: StepTable,
     *,
@@ -169,39 +138,46 @@ def memory_over_steps(
         predicted: The predicted books at the same instant, drawn as a dashed level.
         which: The books at each step's peak or at its end.
         dark: Colours for a dark page.
-        events: Out-of-memory events become marks.
+        events: What happened at a step becomes a line with a label.
         revision: plotly.js keeps the zoom while this stays the same.
     """
     if not len(table):
         return empty("No step has ended yet.", dark)
     top = _top([table], which, capacity, [predicted])
     unit = unit_for(top / 1.1)
+    marks = marks_over_steps(events, table)
+    height = top * (1 if not marks else 1.08)
     traces = stack_traces(table, which, unit, dark)
     traces.append(allocated_trace(table, which, unit, dark))
-    for extra in (driver_trace(table, unit, dark), detail_trace(table, top / unit.bytes, dark)):
+    for extra in (driver_trace(table, unit, dark), detail_trace(table, height / unit.bytes, dark)):
         if extra is not None:
             traces.append(extra)
     shapes, labels = _levels(dark, unit, top, capacity, predicted)
-    marks, mark_labels = _event_marks(events, table.columns["step"])
+    named = [unit_label(dark, unit), *labels]
+    # In view, the capacity's line is close under the top: its name takes the second row.
+    row = None if capacity is None else int(capacity <= top)
     layout = base_layout(dark, title=pl(title), revision=revision)
     layout.update(
-        xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, events), **_ticks(table)),
-        yaxis=memory_axis(dark, unit, top),
+        xaxis=steps_axis(dark, autorangeoptions=_steps_shown(table, marks), **_ticks(table)),
+        yaxis=memory_axis(dark, unit, height),
         barmode="stack",
         bargap=0.08,
-        shapes=[*shapes, *marks],
-        annotations=[unit_label(dark, unit), *labels, *mark_labels],
+        shapes=[*shapes, *mark_lines(marks, dark)],
+        annotations=[*named, *mark_labels(marks, table, dark, capacity_row=row)],
     )
-    return {"data": traces, "layout": layout, "narrow": _narrow(traces, 300)}
+    narrow = _narrow(traces, 300)
+    if marks:
+        short = mark_labels(marks, table, dark, narrow=True, capacity_row=row)
+        narrow["annotations"] = [*named, *short]
+    return {"data": traces, "layout": layout, "narrow": narrow}
 
 
-def _steps_shown(table: StepTable, events: Sequence[Event] = ()) -> dict[str, float]:
+def _steps_shown(table: StepTable, marks: Sequence[Mark] = ()) -> dict[str, float]:
     """The ends of the steps' axis: exactly the steps there are, and room for a bar or a mark."""
     steps = table.columns["step"]
     room = 0.6 if len(table) <= BARS_UP_TO else 0
-    marked = [e.step for e in _marked(events) if e.step is not None]
-    last = max([steps[-1], *(m for m in marked if m <= steps[-1] + 2)])
-    if last > steps[-1]:
+    last = max([steps[-1], *(m.step for m in marks if m.step <= steps[-1] + 2)])
+    if any(m.step >= steps[-1] for m in marks):
         room = max(room, 0.02 * (last - steps[0]))
     return {"minallowed": steps[0] - min(room, 0.6), "maxallowed": last + room}
 
@@ -210,10 +186,6 @@ def _ticks(table: StepTable) -> dict[str, int]:
     """A tick at every step while there are few."""
     span = table.columns["step"][-1] - table.columns["step"][0]
     return {"dtick": 1} if span <= 12 else {}
-
-
-def _marked(events: Sequence[Event]) -> list[Event]:
-    return [e for e in events if e.kind is EventKind.OOM and e.step is not None]
 
 
 def _narrow(traces: Sequence[Trace], height: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vramscope.storage.records import (
     Event,
     MemoryUse,
     ModuleRecord,
+    PeakGroup,
     Phase,
     PhaseRecord,
     PredictionMethod,
@@ -24,6 +25,7 @@ from vramscope.storage.records import (
     RunInfo,
     RunStatus,
     StepRecord,
+    TimelinePoint,
 )
 
 CHART_ROWS = 1000
@@ -145,20 +147,31 @@ def chart_steps(
     return step_table(store_url(), run.id, device_id, first, last, CHART_ROWS, version)
 
 
-@st.cache_data(show_spinner=False, max_entries=16)
-def phases(
-    url: str, run_id: str, device_id: int, step: int, version: Token
-) -> tuple[PhaseRecord, ...]:
-    """The phases inside one detail step."""
-    return _reader(url).phases(run_id, device_id, step)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInside:
+    """All that is known about one detail step of one device."""
+
+    step: int
+    record: StepRecord | None
+    timeline: tuple[TimelinePoint, ...]
+    peak_groups: tuple[PeakGroup, ...]
+    phases: tuple[PhaseRecord, ...]
+    modules: tuple[ModuleRecord, ...]
+    """A row for each module and dtype."""
 
 
 @st.cache_data(show_spinner=False, max_entries=16)
-def modules(
-    url: str, run_id: str, device_id: int, step: int, version: Token
-) -> tuple[ModuleRecord, ...]:
-    """What the modules held at one detail step, a row for each dtype."""
-    return _reader(url).modules(run_id, device_id, step)
+def step_inside(url: str, run_id: str, device_id: int, step: int, version: Token) -> StepInside:
+    """One detail step from inside."""
+    source = _reader(url)
+    return StepInside(
+        step=step,
+        record=source.step(run_id, device_id, step),
+        timeline=source.timeline(run_id, device_id, step),
+        peak_groups=source.peak_groups(run_id, device_id, step),
+        phases=source.phases(run_id, device_id, step),
+        modules=source.modules(run_id, device_id, step),
+    )
 
 
 @st.cache_data(show_spinner=False, max_entries=16)

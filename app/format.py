@@ -158,6 +158,14 @@ def pl(text: str, limit: int = 40) -> str:
     return html.escape(plain(text, limit))
 
 
+def module_path(path: str, limit: int = 60) -> str:
+    """A module's path for reading: the root has a name, and a long path keeps its end."""
+    shown = plain(path, 1000)
+    if not shown:
+        return "the model itself"
+    return shown if len(shown) <= limit else "…" + shown[len(shown) - limit + 1 :]
+
+
 # -- words ------------------------------------------------------------------------------------
 
 CLASS_LABELS: dict[str, str] = {

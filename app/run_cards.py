@@ -6,7 +6,7 @@ from vramscope.storage.records import StepRecord
 
 from .blocks import Card, Tone
 from .data import DeviceView
-from .format import PHASE_LABELS, UNKNOWN, count, percent, relative_error, size
+from .format import PHASE_LABELS, UNKNOWN, count, duration, percent, relative_error, size
 
 CARRIED = "○"
 """Marks what was carried over from the last detail step."""
@@ -98,6 +98,13 @@ def _predicted(view: DeviceView) -> Card:
 def _steps(last: StepRecord | None) -> Card:
     if last is None:
         return Card(label="Steps", value="0", note="none has ended yet")
+    if not last.complete:
+        return Card(
+            label="Steps",
+            value=count(last.step),
+            note=f"the last broke off after {duration(last.duration_s)}",
+            help="The run ended inside its last step.",
+        )
     noun = "micro-step" if last.micro_steps == 1 else "micro-steps"
     return Card(
         label="Steps",

@@ -8,14 +8,12 @@ from vramscope.storage.records import DeviceInfo, PredictionRecord, RunInfo
 
 from . import blocks, data, state
 from .chart_component import chart
-from .charts import devices_heat_map, phases_in_step
+from .charts import devices_heat_map
 from .charts import measured_beside_predicted as bars
-from .format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, md, plain, size, unit_for
-from .overview import modules_in_all_dtypes
-from .reports.html_tables import phases_table
+from .format import CLASS_LABELS, PHASE_LABELS, md, plain, size, unit_for
+from .run_modules import modules_at
 
 TERMS_SHOWN = 200
-MODULES_SHOWN = 500
 
 
 def measured_beside_predicted(view: data.DeviceView) -> None:
@@ -28,50 +26,21 @@ def measured_beside_predicted(view: data.DeviceView) -> None:
     figure = bars(
         view.peak.peak, predicted, state.dark(), capacity=view.device.total_bytes, legend=False
     )
-    chart(
-        figure,
-        key=f"beside-{view.id}",
-        label="Measured and predicted memory by class at the peak",
-    )
-    st.html(blocks.residual_table(view.peak.peak, predicted))
-    if predicted is None:
-        st.caption("No predictor knows this run's model yet, so there is nothing to compare with.")
-    else:
-        st.caption("Residual is measured minus predicted. Hover a size for its bytes.")
-
-
-def phases(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
-    """The phases inside one detail step."""
-    st.subheader("Phases inside a step", anchor=False)
-    if not view.detail_steps:
-        st.caption("No detail step yet. At a detail step every allocation is followed.")
-        return
-    step = _pick_step(view)
-    found = data.phases(data.store_url(), run.id, view.id, step, version)
-    chart(
-        phases_in_step(found, state.dark(), legend=False),
-        key=f"phases-{view.id}",
-        label=f"Memory by class at the peak of every phase of step {step}",
-    )
-    st.caption("Each bar is the peak of one phase. Peaks of phases are never added.")
-    if found:
-        with st.expander(f"All {len(found):,} phases with their durations"):
-            st.html(phases_table(found))
-
-
-def _pick_step(view: data.DeviceView) -> int:
-    """A detail step: the newest, or the one that the reader chose and that the URL then holds."""
-    newest = "newest"
-    labels = [newest, *(str(s) for s in reversed(view.detail_steps))]
-    chosen = st.selectbox(
-        "Detail step",
-        labels,
-        key="step",
-        bind=state.BOUND,
-        width=180,
-        format_func=lambda s: f"newest ({view.detail_steps[-1]:,})" if s == newest else s,
-    )
-    return view.detail_steps[-1] if chosen in (None, newest) else int(chosen)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        chart(
+            figure,
+            key=f"beside-{view.id}",
+            label="Measured and predicted memory by class at the peak",
+        )
+        if predicted is None:
+            st.caption(
+                "No predictor knows this run's model yet, so there is nothing to compare with."
+            )
+        else:
+            st.caption("Residual is measured minus predicted. Hover a size for its bytes.")
+    with right:
+        st.html(blocks.residual_table(view.peak.peak, predicted))
 
 
 def devices(run: RunInfo, found: tuple[DeviceInfo, ...], version: data.Token) -> None:
@@ -98,17 +67,30 @@ def devices(run: RunInfo, found: tuple[DeviceInfo, ...], version: data.Token) ->
         st.caption(f"The first {len(shown)} of {len(found):,} devices are drawn.")
 
 
-def details(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
-    """Tabs: settings, prediction, modules, events, and what the classes mean."""
+def details(
+    run: RunInfo, view: data.DeviceView, version: data.Token, step: int | None = None
+) -> None:
+    """Tabs: modules, prediction, settings, events, and what the classes mean.
+
+    Args:
+        run: The run.
+        view: Its device in focus.
+        version: Of what is stored of the run.
+        step: The detail step that the page looks into.
+    """
     happened = data.events(data.store_url(), run.id, version)
-    names = ["Settings", "Prediction", "Modules", f"Events ({len(happened):,})", "Classes"]
-    settings, prediction, modules, events, classes = st.tabs(names)
-    with settings:
-        _settings(run)
+    names = ["Modules", "Prediction", "Settings", f"Events ({len(happened):,})", "Classes"]
+    modules, prediction, settings, events, classes = st.tabs(names)
+    with modules:
+        if step is None:
+            st.caption("No detail step yet.")
+        else:
+            inside = data.step_inside(data.store_url(), run.id, view.id, step, version)
+            modules_at(view, inside)
     with prediction:
         _predictions(view)
-    with modules:
-        _modules(run, view, version)
+    with settings:
+        _settings(run)
     with events:
         if happened:
             st.html(blocks.events_table(happened[-data.EVENTS_SHOWN :]))
@@ -174,42 +156,4 @@ def _prediction(prediction: PredictionRecord) -> None:
         st.caption(f"Not modelled: {listed}.")
 
 
-def _modules(run: RunInfo, view: data.DeviceView, version: data.Token) -> None:
-    if not view.detail_steps:
-        st.caption("No detail step yet.")
-        return
-    step = view.detail_steps[-1]
-    found = data.modules(data.store_url(), run.id, view.id, step, version)
-    if not found:
-        st.caption("No module was recorded at the last detail step.")
-        return
-    ordered = modules_in_all_dtypes(found)[:MODULES_SHOWN]
-    unit = unit_for(max(max(m.activations, m.parameters or 0) for m in ordered))
-    most = max(m.activations for m in ordered) / unit.bytes
-    st.caption(f"What each module saved for backward at step {step:,}, largest first.")
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "Module": [plain(m.module, 200) or "(root)" for m in ordered],
-                "Activations": [m.activations / unit.bytes for m in ordered],
-                "Parameters": pd.array(
-                    [None if m.parameters is None else m.parameters / unit.bytes for m in ordered],
-                    dtype="Float64",
-                ),
-            }
-        ),
-        hide_index=True,
-        key="modules_table",
-        placeholder=UNKNOWN,
-        height="content" if len(ordered) <= 20 else 640,
-        column_config={
-            "Module": st.column_config.TextColumn("Module", width="large"),
-            "Activations": st.column_config.ProgressColumn(
-                f"Activations, {unit.name}", format="%.2f", min_value=0, max_value=most or 1
-            ),
-            "Parameters": st.column_config.NumberColumn(f"Parameters, {unit.name}", format="%.2f"),
-        },
-    )
-
-
-__all__ = ["details", "devices", "measured_beside_predicted", "phases"]
+__all__ = ["details", "devices", "measured_beside_predicted"]

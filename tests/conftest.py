@@ -26,6 +26,7 @@ from vramscope.storage.records import (
     MemoryClass,
     MemoryUse,
     ModuleRecord,
+    PeakGroup,
     Phase,
     PhaseRecord,
     PredictionMethod,
@@ -34,6 +35,7 @@ from vramscope.storage.records import (
     RunInfo,
     RunStatus,
     StepRecord,
+    TimelinePoint,
 )
 from vramscope.storage.upgrade import upgrade
 from vramscope.storage.writer import RunWriter
@@ -65,6 +67,10 @@ class RunPlan:
     unknown: bool = False
     modules: int = 4
     notes: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    oom_message: str = "Tried to allocate 1.50 GiB"
+    timeline: bool = True
+    """Detail steps have a timeline and the groups of tensors at their peak."""
     oom_at: int | None = None
     step_s: float = 0.21
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC) - timedelta(minutes=3))
@@ -101,8 +107,13 @@ def _books(plan: RunPlan, device: int, instant: str, wave: float) -> MemoryUse:
     )
 
 
+def _wave(step: int) -> float:
+    """How much a step's activations differ from the usual; one step stands out."""
+    return 1 + 0.035 * math.sin(step / 9) + (0.22 if step == 211 else 0)
+
+
 def _step(plan: RunPlan, device: int, step: int, start_ns: int) -> StepRecord:
-    wave = 1 + 0.035 * math.sin(step / 9) + (0.22 if step == 211 else 0)
+    wave = _wave(step)
     first = step == plan.first_step
     detail = step < plan.first_step + 3 or step % plan.detail_every == 0
     peak = _books(plan, device, "forward", wave)
@@ -141,6 +152,48 @@ def _phases(plan: RunPlan, device: int, step: int) -> list[PhaseRecord]:
             peak=_books(plan, device, phase.value, 1.0),
         )
         for n, phase in enumerate(names)
+    ]
+
+
+def _timeline(plan: RunPlan, device: int, step: int) -> list[TimelinePoint]:
+    """Each phase in 12 instants: activations build up in forward and come down in backward."""
+    names = [Phase.FORWARD, Phase.BACKWARD] * plan.micro_steps + [Phase.OPTIMIZER]
+    points = []
+    for n, phase in enumerate(names):
+        for i in range(12):
+            part = {Phase.FORWARD: (i + 1) / 12, Phase.BACKWARD: (11 - i) / 12}.get(phase, 0.0)
+            instant = "optimizer" if phase is Phase.OPTIMIZER else "forward"
+            points.append(
+                TimelinePoint(
+                    device=device,
+                    step=step,
+                    sequence=len(points),
+                    offset_s=(n * 12 + i) * plan.step_s / (12 * len(names)),
+                    phase=phase,
+                    use=_books(plan, device, instant, part * _wave(step)),
+                )
+            )
+    return points
+
+
+def _peak_groups(plan: RunPlan, device: int, step: int) -> list[PeakGroup]:
+    held = [
+        (MemoryClass.ACTIVATIONS, "8×256×2048", 12, plan.activations // 2),
+        (MemoryClass.OPTIMIZER_STATE, "512×2048", 16, plan.parameters),
+        (MemoryClass.TEMPORARIES, "", 1, 4),
+    ]
+    return [
+        PeakGroup(
+            device=device,
+            step=step,
+            position=n,
+            memory_class=memory_class,
+            shape=shape,
+            dtype="float32",
+            count=count,
+            bytes=size,
+        )
+        for n, (memory_class, shape, count, size) in enumerate(held)
     ]
 
 
@@ -237,12 +290,14 @@ def record_run(url: str, plan: RunPlan) -> RunWriter | None:
     add_steps(writer, plan, start_ns)
     for note in plan.notes:
         writer.write(Event(kind=EventKind.NOTE, at_ns=start_ns, message=note, step=5))
+    for event in plan.events:
+        writer.write(event)
     if plan.oom_at is not None:
         writer.write(
             Event(
                 kind=EventKind.OOM,
                 at_ns=start_ns,
-                message="Tried to allocate 1.50 GiB",
+                message=plan.oom_message,
                 device=0,
                 step=plan.oom_at,
                 phase=Phase.FORWARD,
@@ -266,12 +321,18 @@ def add_steps(writer: RunWriter, plan: RunPlan, start_ns: int) -> None:
                 continue
             for phase in _phases(plan, device, step):
                 writer.write(phase)
+            if plan.timeline:
+                for point in _timeline(plan, device, step):
+                    writer.write(point)
+                for group in _peak_groups(plan, device, step):
+                    writer.write(group)
             for n in range(plan.modules):
                 writer.write(
                     ModuleRecord(
                         device=device,
                         step=step,
                         module=f"transformer.h.{n}.mlp",
+                        dtype="float32",
                         activations=plan.activations // (plan.modules + n),
                         parameters=plan.parameters // plan.modules,
                     )

@@ -204,7 +204,7 @@ def test_run_page_draws_every_chart(page: Any, site: str, filled: None, scheme: 
     background = page.eval_on_selector(CHART, "e => e._fullLayout.paper_bgcolor")
     behind = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
 
-    assert page.locator(".vramscope-chart").count() == 3
+    assert page.locator(".vramscope-chart").count() == 5
     assert names[:4] == ["Parameters", "Gradients", "Optimizer state", "Activations"]
     assert _rgb(background) == _rgb(behind), "the chart has the page's background"
     assert page.foreign == []

@@ -107,6 +107,40 @@ def test_the_report_says_what_the_run_says(recorded: Callable[..., Path]) -> Non
         assert words in body
 
 
+def test_a_detail_step_is_explained(recorded: Callable[..., Path]) -> None:
+    page = report(recorded(steps=60))
+    body = body_of(page)
+    assert {"timeline-1", "phases-1"} <= set(figures_of(page))
+    assert "The peak of step 3, " in body or "The peak of step 50, " in body
+    assert "was reached in forward, in transformer.h.0.mlp" in body
+    assert "8×256×2048" in body
+
+
+def test_a_store_of_before_has_no_timeline(recorded: Callable[..., Path]) -> None:
+    page = report(recorded(steps=60, timeline=False))
+    assert "timeline-1" not in figures_of(page)
+    assert "largest groups" not in body_of(page)
+    assert "phases-1" in figures_of(page)
+
+
+def test_out_of_memory_stands_at_the_top(recorded: Callable[..., Path]) -> None:
+    body = body_of(
+        report(
+            recorded(
+                steps=9,
+                oom_at=9,
+                status=RunStatus.OUT_OF_MEMORY,
+                message="MemoryError: none in /home/ada",
+                oom_message="MemoryError: none in /home/ada\nPredicted to take less: a nap",
+            )
+        )
+    )
+    head = body.split('class="vs-cards"')[0]
+    assert "Ran out of memory at step 9, in forward" in head
+    assert '<p class="vs-way">Predicted to take less: a nap</p>' in head
+    assert head.count("MemoryError: none in ~") == 1
+
+
 def test_nothing_outside_the_file_is_named(recorded: Callable[..., Path]) -> None:
     page = report(recorded(steps=5))
     for _, attributes in Elements(page).found:

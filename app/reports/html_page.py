@@ -15,9 +15,13 @@ import json
 from collections.abc import Mapping
 from importlib import metadata, resources
 from string import Template
+from typing import TypeAlias
 
 from ..blocks import STYLE
 from ..chart_layout import Figure
+
+Figures: TypeAlias = dict[str, tuple[Figure, Figure]]
+"""By the id of its place: the figure for a light and for a dark page."""
 
 
 class PlotlyMissingError(ModuleNotFoundError):
@@ -28,6 +32,20 @@ class PlotlyMissingError(ModuleNotFoundError):
             "The HTML report needs plotly, which this Python does not have. "
             "Install it with: pip install 'vramscope[dashboard]'"
         )
+
+
+def figure_place(name: str, height: int, label: str) -> str:
+    """Where a figure is drawn.
+
+    Args:
+        name: Its key in the figures.
+        height: Pixels, on a wide page.
+        label: What it shows, in words, for screen readers.
+    """
+    return (
+        f'<div class="chart" id="{name}" data-height="{height}" style="height:{height}px" '
+        f'role="img" aria-label="{html.escape(label)}"></div>'
+    )
 
 
 def page(title: str, body: str, figures: Mapping[str, tuple[Figure, Figure]]) -> str:

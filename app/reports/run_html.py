@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from vramscope.storage.reader import RunReader
 from vramscope.storage.records import (
+    Event,
     Phase,
     PredictionMethod,
     PredictionRecord,
@@ -20,15 +22,15 @@ from ..blocks import (
     events_table,
     header,
     mapping_table,
+    out_of_memory,
     residual_table,
     text,
+    without_repeating,
 )
-from ..chart_layout import Figure
 from ..charts import (
     devices_heat_map,
     measured_beside_predicted,
     memory_over_steps,
-    phases_in_step,
 )
 from ..format import (
     PHASE_LABELS,
@@ -39,8 +41,9 @@ from ..format import (
     size,
 )
 from ..overview import DeviceOverview, RunOverview, overview
-from .html_page import page
-from .html_tables import modules_part, phases_table, terms_table
+from .html_page import Figures, figure_place, page
+from .html_step import step_inside
+from .html_tables import terms_table
 from .instants import iso
 from .privacy import shareable, shorten_homes
 
@@ -49,8 +52,6 @@ DEVICES_IN_FULL = 8
 _HEAT_MAP_ROWS = 480
 _HEAT_MAP_CELLS = 240
 _HEAT_MAP_DEVICES = 64
-
-Figures = dict[str, tuple[Figure, Figure]]
 
 
 def html_report(reader: RunReader, run_id: str) -> str:
@@ -109,8 +110,10 @@ def _head(found: RunOverview) -> str:
     facts.append(f"{run.world_size} rank" + ("s" if run.world_size != 1 else ""))
     if run.lost_records:
         facts.append(f"{run.lost_records:,} records could not be kept")
+    events = _shareable(found.events)
     message = None if run.status_message is None else shorten_homes(run.status_message)
-    return header(replace(run, status_message=message), facts)
+    run = replace(run, status_message=message)
+    return header(without_repeating(run, events), facts) + out_of_memory(run, events)
 
 
 def _cards(found: RunOverview) -> str:
@@ -197,19 +200,14 @@ def _all_devices(reader: RunReader, found: RunOverview, figures: Figures) -> str
     )
     figures["devices"] = light, dark
     height = 90 + 22 * len(rows)
-    return f"<h2>All devices</h2>{_chart('devices', height, 'Allocated memory of every device')}"
+    return (
+        f"<h2>All devices</h2>{figure_place('devices', height, 'Allocated memory of every device')}"
+    )
 
 
 def _id(device: DeviceOverview) -> int:
     assert device.device.id is not None, "a device that was read has its number in the store"
     return device.device.id
-
-
-def _chart(name: str, height: int, label: str) -> str:
-    return (
-        f'<div class="chart" id="{name}" data-height="{height}" style="height:{height}px" '
-        f'role="img" aria-label="{text(label)}"></div>'
-    )
 
 
 def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figures: Figures) -> str:
@@ -220,7 +218,7 @@ def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
     predicted = None if prediction is None else prediction.peak
     table = reader.steps(found.run.id, number, max_rows=CHART_ROWS)
     capacity = device.device.total_bytes
-    events = [e for e in found.events if e.device in (None, number)]
+    events = _shareable(e for e in found.events if e.device in (None, number))
     light, dark = (
         memory_over_steps(
             table, capacity=capacity, predicted=predicted, dark=is_dark, events=events
@@ -231,7 +229,7 @@ def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
     parts = [
         f'<p class="note">on {text(device.device.host)}; each step at its own peak'
         f"{_rollup_note(table.level)}</p>",
-        _chart(f"steps-{number}", 430, "Memory by class over the steps"),
+        figure_place(f"steps-{number}", 430, "Memory by class over the steps"),
         _beside(device, prediction, figures),
         _inside(reader, found, device, figures),
     ]
@@ -263,7 +261,7 @@ def _beside(device: DeviceOverview, prediction: PredictionRecord | None, figures
     return (
         "<h3>Measured beside predicted</h3>"
         f'<p class="note">The residual is measured less predicted.{carried}</p>'
-        f"{_chart(f'beside-{number}', 260, 'Measured and predicted memory at the peak')}"
+        f"{figure_place(f'beside-{number}', 260, 'Measured and predicted memory at the peak')}"
         '<div class="beside"><div>'
         f"<h3>At the peak, step {device.peak.step:,}</h3>"
         f"{residual_table(device.peak_use, predicted)}</div><div>"
@@ -273,27 +271,14 @@ def _beside(device: DeviceOverview, prediction: PredictionRecord | None, figures
 
 
 def _inside(reader: RunReader, found: RunOverview, device: DeviceOverview, figures: Figures) -> str:
-    """Phases and modules of one detail step: the fullest one if it is one, else the last."""
+    """One detail step from inside: the fullest one if it is one, else the last."""
     number = _id(device)
     steps = reader.detail_steps(found.run.id, number)
     if not steps or device.peak is None:
         return ""
     step = device.peak.step if device.peak.step in steps else steps[-1]
-    phases = reader.phases(found.run.id, number, step)
-    parts = []
-    if phases:
-        light, dark = (phases_in_step(phases, is_dark) for is_dark in (False, True))
-        figures[f"phases-{number}"] = light, dark
-        parts.append(
-            f"<h3>Inside step {step:,}</h3>"
-            '<p class="note">Each phase at its own peak. The highest is the step’s peak; they are '
-            f"never added.</p>{_chart(f'phases-{number}', 320, 'Memory by class in each phase')}"
-            f"<details><summary>Phases in figures</summary>{phases_table(phases)}</details>"
-        )
-    modules = reader.modules(found.run.id, number, step)
-    if modules:
-        parts.append(modules_part(modules, step))
-    return "".join(parts)
+    capacity = device.device.total_bytes
+    return step_inside(reader, found.run.id, number, step, capacity, figures)
 
 
 def _settings(run: RunInfo) -> str:
@@ -314,8 +299,11 @@ def _settings(run: RunInfo) -> str:
 def _events(found: RunOverview) -> str:
     if not found.events:
         return ""
-    shown = [replace(event, message=shorten_homes(event.message)) for event in found.events]
-    return f"<h2>Events</h2>{events_table(shown)}"
+    return f"<h2>Events</h2>{events_table(_shareable(found.events))}"
+
+
+def _shareable(events: Iterable[Event]) -> list[Event]:
+    return [replace(event, message=shorten_homes(event.message)) for event in events]
 
 
 def _predictions(found: RunOverview) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import streamlit as st
-from vramscope.app import blocks, data, run_cards, run_sections, state, welcome
+from vramscope.app import blocks, data, run_cards, run_inside, run_sections, state, welcome
 from vramscope.app.chart_component import chart
 from vramscope.app.charts import Which, memory_over_steps
 from vramscope.app.format import count, duration, pl
 from vramscope.app.runs_table import run_seconds
 from vramscope.storage.reader import StepTable
-from vramscope.storage.records import DeviceInfo, EventKind, MemoryUse, RunInfo
+from vramscope.storage.records import DeviceInfo, MemoryUse, RunInfo
 
 _BOOKS = {"Peak of each step": "peak", "End of each step": "end"}
 
@@ -54,12 +54,9 @@ def _body(run: RunInfo) -> None:
     if view.last is None:
         run_sections.details(run, view, version)
         return
-    left, right = st.columns(2, gap="medium")
-    with left:
-        run_sections.measured_beside_predicted(view)
-    with right:
-        run_sections.phases(run, view, version)
-    run_sections.details(run, view, version)
+    run_sections.measured_beside_predicted(view)
+    step = run_inside.inside_a_step(run, view, version)
+    run_sections.details(run, view, version, step)
 
 
 def _header(run: RunInfo, devices: tuple[DeviceInfo, ...], version: data.Token) -> None:
@@ -71,7 +68,10 @@ def _header(run: RunInfo, devices: tuple[DeviceInfo, ...], version: data.Token) 
         facts.append(f"on {shown}")
     if run.lost_records:
         facts.append(f"{count(run.lost_records)} records could not be kept")
-    st.html(blocks.header(run, facts))
+    events = data.events(data.store_url(), run.id, version)
+    st.html(blocks.header(blocks.without_repeating(run, events), facts))
+    if alert := blocks.out_of_memory(run, events):
+        st.html(alert)
 
 
 def _pick_device(devices: tuple[DeviceInfo, ...]) -> DeviceInfo:
@@ -105,7 +105,7 @@ def _over_steps(run: RunInfo, view: data.DeviceView, version: data.Token) -> Non
         predicted=_predicted(view, which),
         which=which,
         dark=state.dark(),
-        events=[e for e in events if e.kind is EventKind.OOM and e.device in (None, view.id)],
+        events=[e for e in events if e.device in (None, view.id)],
         revision=key,
     )
     chart(
