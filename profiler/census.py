@@ -26,6 +26,8 @@ class HeldBytes:
 
     classes: dict[MemoryClass, int] = field(default_factory=dict)
     master_weights: int = 0
+    paged: int = 0
+    """Managed memory that stands for this device: outside torch's allocator, and of no class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Holding:
     tensor: torch.Tensor
     memory_class: MemoryClass
     master: bool = False
+    paged_for: torch.device | None = None
+    """The device that pages this storage in when it needs it; ``None`` for any other storage."""
 
 
 class Census:
@@ -135,6 +139,10 @@ class Census:
         self._volatile = False
         self.counts += 1
         for holding in self.holdings():
+            if holding.paged_for is not None:
+                paging = counted.setdefault(holding.paged_for, HeldBytes())
+                paging.paged += holding.storage.nbytes()
+                continue
             device = holding.storage.device
             block = self._block_bytes.get(device.type, 1)
             size = -(-holding.storage.nbytes() // block) * block
@@ -147,38 +155,47 @@ class Census:
     def holdings(self) -> Iterator[Holding]:
         """Every storage once, under the first class that claims it."""
         seen: set[int] = set()
-        for tensor, memory_class, master in self._tensors():
+        for tensor, memory_class, master, paged_for in self._tensors():
             for storage in storages_of(tensor):
                 key = storage._cdata
                 if key not in seen:
                     seen.add(key)
-                    yield Holding(storage, tensor, memory_class, master)
+                    yield Holding(storage, tensor, memory_class, master, paged_for)
 
-    def _tensors(self) -> Iterator[tuple[torch.Tensor, MemoryClass, bool]]:
+    def _tensors(
+        self,
+    ) -> Iterator[tuple[torch.Tensor, MemoryClass, bool, torch.device | None]]:
         parameters = list(_alive(self._parameters))
         masters = list(_alive(self._masters))
         for parameter in parameters:
-            yield parameter, MemoryClass.PARAMETERS, False
+            yield parameter, MemoryClass.PARAMETERS, False, None
         for parameter in masters:
-            yield parameter, MemoryClass.OPTIMIZER_STATE, True
+            yield parameter, MemoryClass.OPTIMIZER_STATE, True, None
         for parameter in (*parameters, *masters):
             for gradient in (parameter.grad, getattr(parameter, "main_grad", None)):
                 if gradient is not None:
                     self._volatile |= gradient.layout is not torch.strided
-                    yield gradient, MemoryClass.GRADIENTS, False
+                    yield gradient, MemoryClass.GRADIENTS, False, None
         for optimizer in _alive(self._optimizers):
-            for state in optimizer.state.values():
+            for owner, state in optimizer.state.items():
                 values = state.values() if isinstance(state, dict) else (state,)
                 for value in values:
                     if isinstance(value, torch.Tensor):
-                        yield value, MemoryClass.OPTIMIZER_STATE, False
+                        yield value, MemoryClass.OPTIMIZER_STATE, False, _paged_for(value, owner)
                     elif isinstance(value, (list, tuple, dict, set)):
                         self._volatile = True  # grows inside one entry, as LBFGS's history does
                         for tensor in tensors_in(value):
-                            yield tensor, MemoryClass.OPTIMIZER_STATE, False
+                            yield tensor, MemoryClass.OPTIMIZER_STATE, False, None
         for model in _alive(self._models):
             for buffer in model.buffers():
-                yield buffer, MemoryClass.BUFFERS, False
+                yield buffer, MemoryClass.BUFFERS, False, None
+
+
+def _paged_for(state: torch.Tensor, owner: object) -> torch.device | None:
+    """Bitsandbytes' paged state says it is on the CPU, and is paged to its parameter's device."""
+    if not getattr(state, "is_paged", False):
+        return None
+    return owner.device if isinstance(owner, torch.Tensor) else state.device
 
 
 def _alive(references: Sequence[weakref.ref[_T]]) -> Iterator[_T]:

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from vramscope.storage.records import MemoryClass, Phase
 
 from .activations import saved_for_backward
-from .census import Census
+from .census import Census, Holding
 from .modules import ModuleRanges
 from .replay import DetailLog, PhaseMark
 from .storages import storages_of, tensors_in
-from .tracker import AllocationTracker, Survivor
+from .tracker import AllocationTracker, Survivor, TrackedStorage
 
 _WORK = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -57,7 +57,8 @@ class DetailStep:
             survivors: What outlived the detail step before, as :meth:`close` gave it.
         """
         for holding in self._census.holdings():
-            self._tracker.classify(holding.storage, holding.tensor, holding.memory_class)
+            tracked = self._tracker.classify(holding.storage, holding.tensor, holding.memory_class)
+            _leave_out_if_paged(holding, tracked)
         self._tracker.readmit(survivors)
         self._ranges.install()
         self._tracker.__enter__()  # type: ignore[no-untyped-call]
@@ -145,6 +146,7 @@ class DetailStep:
     def _claim(self) -> None:
         for holding in self._census.holdings():
             tracked = self._tracker.find(holding.storage)
+            _leave_out_if_paged(holding, tracked)
             if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
                 tracked.memory_class = holding.memory_class
 
@@ -172,6 +174,12 @@ class DetailStep:
     def close(self) -> list[Survivor]:
         """Lets go of what was followed, and says what is still alive of it."""
         return self._tracker.close()
+
+
+def _leave_out_if_paged(holding: Holding, tracked: TrackedStorage | None) -> None:
+    """Managed memory is none of the device's bytes, although its tensors name a device."""
+    if tracked is not None and holding.paged_for is not None:
+        tracked.size = 0
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

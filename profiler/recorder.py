@@ -280,6 +280,7 @@ class StepRecorder:
                 requested=recorder.peak_requested,
                 device_used=recorder.driver.device_used,
                 process_used=recorder.driver.process_used,
+                paged=held.paged or None,
             )
         )
         if end.complete:
