@@ -125,7 +125,9 @@ class Census:
         """What changes whenever the count can: called at every step, so it must be cheap."""
         found: list[Hashable] = []
         for optimizer in _alive(self._optimizers):
-            found.append(len(optimizer.state))
+            states = optimizer.state.values()
+            found.append(len(states))
+            found.append(sum([len(state) for state in states if isinstance(state, dict)]))
             for group in optimizer.param_groups:
                 parameters = group["params"]
                 found.append(len([1 for p in parameters if p.grad is not None]))
