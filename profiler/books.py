@@ -80,15 +80,12 @@ def phase_books(
         intervals: The allocator's view of this step's phases; empty where it has none.
         held: This step's census where the profile is carried; ``None`` where it is its own.
     """
-    aligned = [i.phase for i in intervals] == [p.phase for p in profile.phases]
-    peaks = _peaks_by_phase(intervals)
     books = []
-    for position, phase in enumerate(profile.phases):
+    for phase, reading in _with_readings(profile, intervals):
         classes = dict(phase.classes)
         if held is not None:
             for memory_class in _FRESH:
                 classes[memory_class] = held.classes.get(memory_class, 0)
-        reading = intervals[position].reading if aligned else peaks.get(phase.phase)
         books.append(
             (
                 phase,
@@ -101,6 +98,26 @@ def phase_books(
             )
         )
     return books
+
+
+def _with_readings(
+    profile: Profile, intervals: Sequence[Interval]
+) -> list[tuple[PhaseBooks, AllocatorReading | None]]:
+    """The profile's phases, each with this step's interval in its place.
+
+    Between detail steps no interval is kept for what is idle. A step with other phases than the
+    profile's is matched by the name of the phase.
+    """
+    if not intervals:
+        return [(phase, None) for phase in profile.phases]
+    for phases in (
+        list(profile.phases),
+        [phase for phase in profile.phases if phase.phase is not Phase.IDLE],
+    ):
+        if [p.phase for p in phases] == [i.phase for i in intervals]:
+            return [(p, i.reading) for p, i in zip(phases, intervals, strict=True)]
+    peaks = _peaks_by_phase(intervals)
+    return [(phase, peaks.get(phase.phase)) for phase in profile.phases if phase.phase in peaks]
 
 
 def census_books(held: HeldBytes, intervals: Sequence[Interval]) -> list[tuple[Phase, MemoryUse]]:

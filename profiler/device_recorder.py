@@ -122,10 +122,10 @@ class DeviceRecorder:
         *,
         carried: bool,
     ) -> StepBooks:
-        highest, peak = max(
-            (b for b in books if b[0].phase is not Phase.EVAL),
-            key=lambda b: b[1].allocated or 0,
-        )
+        of_the_step = [b for b in books if b[0].phase is not Phase.EVAL] or [
+            (PhaseBooks(phase, 0.0), use) for phase, use in census_books(held, self._intervals)
+        ]
+        highest, peak = max(of_the_step, key=lambda b: b[1].allocated or 0)
         return StepBooks(
             end=end_books(held, profile, self._last_reading()),
             peak=peak,
