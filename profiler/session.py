@@ -155,6 +155,8 @@ class MemoryProfiler:
             self._writer.close(status, message)
             self._writer = None
         self._census = None
+        self._devices.clear()
+        self._counts = 0
         self._sources.close()
 
     def __enter__(self) -> MemoryProfiler:
