@@ -7,6 +7,8 @@ PORT     ?= 8501
 PYTHON   ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
               $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PYTEST   ?= $(BIN)/python -m pytest
+# Processes that `make test` spreads the test files over.
+WORKERS  ?= 2
 # More words for pytest: `make unit ARGS='-k storage -x'`.
 ARGS     ?=
 SOURCES  := app profiler storage tests examples benchmarks docs
@@ -19,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint format types contracts unit browser examples benchmarks \
+.PHONY: help setup setup-dev demo test coverage lint format types contracts unit browser examples benchmarks \
         gpu-check wheels screenshots clean
 
 help: ## Say what each command does
@@ -36,7 +38,10 @@ demo: $(RUNTIME_STAMP) ## Train a small GPT and watch its memory in a browser (P
 test unit browser: export OMP_NUM_THREADS ?= 1
 
 # pytest comes last, so that its own summary is what one reads at the end.
-test: lint types contracts ## Everything: lint, types, import contracts, all tests with coverage
+test: lint types contracts ## Everything: lint, types, import contracts, all tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+
+coverage: $(DEV_STAMP) ## All tests, and which lines they run
 	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
@@ -69,8 +74,11 @@ benchmarks: $(RUNTIME_STAMP) ## Measure what the hook costs; writes benchmarks/r
 	$(BIN)/python benchmarks/overhead.py --write
 	$(BIN)/python docs/fill_readme.py
 
-gpu-check: $(RUNTIME_STAMP) ## Measured against predicted on this machine's GPU; says so if there is none
-	@$(BIN)/python benchmarks/gpu_check.py
+# A machine with a GPU and no network cannot make .venv: there its own Python and wheels/ serve.
+gpu-check: ## Measured against predicted on this machine's GPU; says so if there is none
+	@if [ -x $(BIN)/python ] || ! ls wheels/*.whl >/dev/null 2>&1; \
+	then $(MAKE) --no-print-directory setup && $(BIN)/python benchmarks/gpu_check.py; \
+	else $(PYTHON) benchmarks/gpu_check.py --install; fi
 
 wheels: $(RUNTIME_STAMP) ## Fill wheels/ with what gpu-check needs on a machine without network
 	@$(BIN)/python benchmarks/fetch_wheels.py
