@@ -191,7 +191,7 @@ def _shade(part: float) -> str:
     """The activations' hue, stronger for more: see-through, so that it reads on any page."""
     hue = CLASS_COLOURS[MemoryClass.ACTIVATIONS]
     red, green, blue = (int(hue[n : n + 2], 16) for n in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{0.16 + 0.44 * min(part, 1.0) ** 0.5:.2f})"
+    return f"rgba({red},{green},{blue},{0.22 + 0.38 * min(part, 1.0) ** 0.5:.2f})"
 
 
 __all__ = ["modules_icicle"]
