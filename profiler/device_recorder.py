@@ -93,9 +93,9 @@ class DeviceRecorder:
         stepping = PhaseBooks(Phase.OPTIMIZER, 0.0, 0, dict(held.classes))
         return self.close_detail(kind, Profile((forward, stepping)), held)
 
-    def close_step(self, kind: Hashable | None, held: HeldBytes) -> StepBooks:
+    def close_step(self, kind: Hashable, held: HeldBytes) -> StepBooks:
         """Closes a step of which the census and the allocator are known, and carries the rest."""
-        profile = None if kind is None else self._profiles.get(kind)
+        profile = self._profiles.get(kind)
         if profile is None and self._profiles:
             profile = next(reversed(self._profiles.values()))
         if profile is None:
@@ -113,6 +113,19 @@ class DeviceRecorder:
         )
         self._newest = (held, profile, closed)
         return closed
+
+    def close_partial(self, held: HeldBytes, phase: Phase) -> StepBooks:
+        """Closes a step that broke off and was not followed: nothing is carried over to it.
+
+        Args:
+            held: Census of this instant.
+            phase: In which it broke off.
+        """
+        end = end_books(held, None, self._last_reading())
+        if not self._intervals:
+            return StepBooks(end, end, phase, carried=False)
+        highest, peak = max(census_books(held, self._intervals), key=lambda b: b[1].allocated or 0)
+        return StepBooks(end, peak, highest, carried=False)
 
     def _books(
         self,

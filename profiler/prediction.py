@@ -99,12 +99,13 @@ class Predictor:
             for device in list(devices)[:1]:
                 found = remedies(self._scenario(models, optimizers, device, 1))
                 said.extend(
-                    f"{remedy.change}: {remedy.saved_bytes / 2**20:,.1f} MiB less ({remedy.price})"
+                    f"Predicted to take {remedy.saved_bytes / 2**20:,.1f} MiB less: "
+                    f"{remedy.change} (price: {remedy.price})"
                     for remedy in found[:_WAYS_OUT]
                 )
 
         self._guarded(ask)
-        return f"\nPredicted to take less: {'; '.join(said)}." if said else ""
+        return "".join(f"\n{sentence}" for sentence in said)
 
     def _scenario(
         self,

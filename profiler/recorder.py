@@ -321,7 +321,7 @@ class StepRecorder:
         if self._walk and recorder.walked:
             return recorder.close_walked(kind, held)
         if kind is None:
-            return recorder.close_step(kind, held)
+            return recorder.close_partial(held, self._current or Phase.FORWARD)
         if not recorder.knows(kind):
             self._schedule.saw_new_kind()
         return recorder.close_step(kind, held)

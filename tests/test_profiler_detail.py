@@ -261,6 +261,28 @@ def test_a_step_that_runs_out_of_memory_is_kept_as_far_as_it_came(
     assert "no more memory" in event.message
 
 
+def test_a_step_that_was_not_followed_carries_nothing_when_it_breaks_off(store_path: Path) -> None:
+    Exhausted.where = ""
+    model = Stack()
+    optimizer = Descent(model.parameters(), lr=0.1)
+    config = ProfilerConfig(detail_first=1, detail_every=0, predict=False)
+
+    def run_out() -> None:
+        with MemoryProfiler(model, optimizer, store=store_path, config=config):
+            for Exhausted.where in ("", "", "forward"):
+                model(torch.randn(128, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_out()
+    step = Details(store_path, 3).step
+    assert (step.complete, step.carried) == (False, False)
+    assert step.peak_phase is Phase.FORWARD
+    assert step.peak.activations is None
+    assert step.peak.parameters == 2 * 4 * (64 * 64 + 64)
+
+
 def test_an_error_that_was_caught_is_told_once_and_the_step_is_replaced(store_path: Path) -> None:
     Exhausted.where = "backward"
     model = Stack()
