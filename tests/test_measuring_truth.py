@@ -54,16 +54,7 @@ def test_there_are_at_least_twelve() -> None:
     assert len({combinations.title(c) for c in combinations.COMBINATIONS}) >= 12
 
 
-def case(combination: Any) -> Any:
-    wrong = pytest.mark.xfail(
-        reason="between detail steps the first micro-step explains the last one's peak",
-        strict=False,
-    )
-    marks = [wrong] if combination.micro_steps > 1 else []
-    return pytest.param(combination, id=combinations.title(combination), marks=marks)
-
-
-@pytest.mark.parametrize("combination", map(case, combinations.COMBINATIONS))
+@pytest.mark.parametrize("combination", combinations.COMBINATIONS, ids=combinations.title)
 def test_the_books_close(combination: Any, measure: Measure) -> None:
     if combination.lora:
         pytest.importorskip("peft")
