@@ -503,12 +503,14 @@ def test_a_fault_while_following_an_operator_does_not_reach_it(
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monkeypatch.setattr(AllocationTracker, "enter", lambda *_, **__: 1 / 0)
-    with (
-        MemoryProfiler(model, optimizer, store=store_path, config=EVERY_STEP),
-        pytest.warns(RuntimeWarning, match="stopped recording"),
-    ):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+
+    def train() -> None:
+        with MemoryProfiler(model, optimizer, store=store_path, config=EVERY_STEP):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="stopped recording"):
+        train()
     assert model.weight.grad is not None
 
 
