@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vramscope.storage.records import MemoryClass, MemoryUse, Phase
 
@@ -106,18 +106,37 @@ def _with_readings(
     """The profile's phases, each with this step's interval in its place.
 
     Between detail steps no interval is kept for what is idle. A step with other phases than the
-    profile's is matched by the name of the phase.
+    profile's is matched by the name of the phase, the highest of each.
     """
     if not intervals:
         return [(phase, None) for phase in profile.phases]
-    for phases in (
-        list(profile.phases),
-        [phase for phase in profile.phases if phase.phase is not Phase.IDLE],
-    ):
+    worked = _without_idle(profile.phases)
+    for phases in (profile.phases, worked):
         if [p.phase for p in phases] == [i.phase for i in intervals]:
             return [(p, i.reading) for p, i in zip(phases, intervals, strict=True)]
     peaks = _peaks_by_phase(intervals)
-    return [(phase, peaks.get(phase.phase)) for phase in profile.phases if phase.phase in peaks]
+    return [(p, peaks[p.phase]) for p in _highest_of_each(worked) if p.phase in peaks]
+
+
+def _without_idle(phases: Sequence[PhaseBooks]) -> list[PhaseBooks]:
+    """As the allocator is asked between detail steps: what is idle counts to the phase before."""
+    merged: list[PhaseBooks] = []
+    for phase in phases:
+        if phase.phase is not Phase.IDLE:
+            merged.append(phase)
+        elif merged and phase.peak > merged[-1].peak:
+            merged[-1] = replace(phase, phase=merged[-1].phase)
+    return merged
+
+
+def _highest_of_each(phases: Sequence[PhaseBooks]) -> list[PhaseBooks]:
+    """Of several phases of a kind the one with the highest peak, as of several readings."""
+    highest: dict[Phase, PhaseBooks] = {}
+    for phase in phases:
+        best = highest.get(phase.phase)
+        if best is None or phase.peak > best.peak:
+            highest[phase.phase] = phase
+    return list(highest.values())
 
 
 def census_books(held: HeldBytes, intervals: Sequence[Interval]) -> list[tuple[Phase, MemoryUse]]:
