@@ -18,6 +18,8 @@ DEV_STAMP     := $(VENV)/.dev-installed
 TYPES_TREE    := build/types/vramscope
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What is imported is compiled once and kept: see the install below, which compiles nothing.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
