@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import threading
 import time
 import uuid
@@ -39,6 +40,10 @@ from vramscope.storage.records import (
 )
 from vramscope.storage.upgrade import upgrade
 from vramscope.storage.writer import RunWriter
+
+# A shell that starts us in the background has Ctrl-C ignored, and children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MIB = 2**20
 GIB = 2**30
