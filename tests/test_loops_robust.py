@@ -219,12 +219,13 @@ def hooks_of(model: nn.Module) -> int:
 
 
 def census() -> tuple[int, int, int]:
-    """Tensors, Python functions, threads that are alive."""
+    """Tensors, Python functions of ours, threads that are alive."""
     gc.collect()
     objects = gc.get_objects()
+    functions = (o for o in objects if type(o).__name__ == "function")
     return (
         sum(1 for o in objects if issubclass(type(o), torch.Tensor)),
-        sum(1 for o in objects if type(o).__name__ in ("function", "method", "cell")),
+        sum(1 for f in functions if str(f.__module__).startswith("vramscope")),
         threading.active_count(),
     )
 
