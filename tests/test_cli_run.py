@@ -131,7 +131,8 @@ def test_a_password_is_not_among_the_arguments(
     assert vramscope("run", "--db", url, "--name", "n", tmp_path / "train.py", "-x").code == 0
     assert "secret" not in " ".join(seen["arguments"])
     assert "secret" in seen["url"]
-    expected = ["-m", "vramscope.profiler.launch", "--name", "n", str(tmp_path / "train.py"), "-x"]
+    expected = ["-m", "vramscope.profiler.launch", "--name", "n", "--detail-every", "50"]
+    expected += [str(tmp_path / "train.py"), "-x"]
     assert seen["arguments"][1:] == expected
 
 
