@@ -256,7 +256,7 @@ def test_the_profiler_itself_grows_by_nothing(
         tensors, functions, threads = census()
         assert tensors <= before[0]
         assert functions - before[1] <= 5
-        assert threads == before[2]
+        assert threads <= before[2]
         assert profiler.steps == steps
     recorded = read(store_path)
     assert len({s.end.allocated for s in recorded[1:] if s.detail}) == 1
