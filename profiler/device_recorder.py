@@ -49,8 +49,6 @@ class DeviceRecorder:
         """Bytes that a graph walk found, where allocations cannot be followed."""
         self.driver = DriverReading()
         self.growth = GrowthDetector(source.describe(0, "").total_bytes)
-        self.newest_watched: StepBooks | None = None
-        """The books that were last looked at for growth."""
         self._intervals: list[Interval] = []
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._newest: tuple[HeldBytes, Profile, StepBooks] | None = None

@@ -290,9 +290,6 @@ class StepRecorder:
                 self._write(record)
 
     def _watch_growth(self, recorder: DeviceRecorder, books: StepBooks) -> None:
-        if books is recorder.newest_watched:
-            return  # carried over unchanged: nothing can have grown
-        recorder.newest_watched = books
         use = books.end
         if books.carried and use.reserved is None:
             # Without an allocator to ask, what was carried over says nothing about growth.
