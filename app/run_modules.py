@@ -39,16 +39,13 @@ def _table(modules: Sequence[ModuleRecord]) -> None:
     dtypes: dict[str, list[str]] = {}
     for module in modules:
         dtypes.setdefault(module.module, []).append(module.dtype)
-    unit = unit_for(max(max(m.activations, m.parameters or 0) for m in ordered))
-    most = max(m.activations for m in ordered) / unit.bytes
+    largest = max(m.activations for m in ordered)
+    unit = unit_for(largest)
     columns: dict[str, object] = {
         "Module": [plain(m.module, 200) or "(root)" for m in ordered],
         "Activations": [m.activations / unit.bytes for m in ordered],
         "Dtypes": [plain(", ".join(filter(None, dtypes[m.module]))) or UNKNOWN for m in ordered],
     }
-    if any(m.parameters is not None for m in ordered):
-        held = [None if m.parameters is None else m.parameters / unit.bytes for m in ordered]
-        columns["Parameters"] = pd.array(held, dtype="Float64")
     st.dataframe(
         pd.DataFrame(columns),
         hide_index=True,
@@ -60,10 +57,9 @@ def _table(modules: Sequence[ModuleRecord]) -> None:
                 f"Activations, {unit.name}",
                 format="%.2f",
                 min_value=0,
-                max_value=most or 1,
+                max_value=largest / unit.bytes or 1,
                 color=CLASS_COLOURS["activations"],
             ),
-            "Parameters": st.column_config.NumberColumn(f"Parameters, {unit.name}", format="%.2f"),
         },
     )
 

@@ -20,7 +20,7 @@ from .rows import PEAK_COLUMNS, Row, memory_row, memory_use, module_text
 DetailRecord = PhaseRecord | ModuleRecord | TimelinePoint | PeakGroup
 
 PHASE_COLUMNS = ("device_id", "step", "sequence", "phase", "duration_s", *PEAK_COLUMNS)
-MODULE_COLUMNS = ("device_id", "step", "module", "dtype", "activations", "parameters")
+MODULE_COLUMNS = ("device_id", "step", "module", "dtype", "activations")
 TIMELINE_COLUMNS = ("device_id", "step", "sequence", "offset_s", "phase", *MEMORY_LINES)
 PEAK_GROUP_COLUMNS = (
     "device_id",
@@ -99,20 +99,18 @@ def module_row(device_id: int, record: ModuleRecord) -> Row:
         module_text(record.module),
         _dtype_text(record.dtype),
         record.activations,
-        record.parameters,
     )
 
 
 def module_record(row: Sequence[Any]) -> ModuleRecord:
     """A module from the values of :data:`MODULE_COLUMNS`."""
-    device_id, step, module, dtype, activations, parameters = row
+    device_id, step, module, dtype, activations = row
     return ModuleRecord(
         device=device_id,
         step=step,
         module=module,
         dtype=dtype,
         activations=activations,
-        parameters=parameters,
     )
 
 

@@ -149,6 +149,11 @@ class DeviceInfo:
     uuid: str | None = None
     name: str | None = None
     total_bytes: int | None = None
+    """What programs may have of it, as CUDA says."""
+    driver_total_bytes: int | None = None
+    """All that it has, as the driver (NVML) says: what the driver keeps for itself included."""
+    unified: bool | None = None
+    """Its memory is the host's (Jetson, GB10), so the driver's view has no figures for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +191,12 @@ class StepRecord:
     """Driver's view (NVML) of all that is in use on the device, other processes included."""
     process_used: int | None = None
     """Driver's view of what this process uses on the device."""
+    outside_allocator: int | None = None
+    """What this process uses beside torch's allocator: CUDA's context, kernels, libraries."""
+    other_processes: int | None = None
+    """Driver's view of what all other processes use on the device, together."""
+    driver_reserved: int | None = None
+    """The part of ``device_used`` that driver and firmware keep for themselves."""
     host_pinned: int | None = None
     """Page-locked host memory of this process that holds model state; never device bytes."""
     paged: int | None = None
@@ -216,8 +227,6 @@ class ModuleRecord:
     dtype: str = ""
     """Of the tensors held, as torch names it without its prefix (``bfloat16``)."""
     activations: int
-    parameters: int | None = None
-    """Of the module itself, in all dtypes: every row of one module and step says the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

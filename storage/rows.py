@@ -43,6 +43,9 @@ _STEP_EXTRA = (
     "requested",
     "device_used",
     "process_used",
+    "outside_allocator",
+    "other_processes",
+    "driver_reserved",
     "host_pinned",
     "paged",
 )
@@ -153,6 +156,8 @@ def device_values(device: DeviceInfo) -> dict[str, Any]:
         "uuid": device.uuid,
         "name": device.name,
         "total_bytes": device.total_bytes,
+        "driver_total_bytes": device.driver_total_bytes,
+        "unified": device.unified,
     }
 
 
@@ -167,6 +172,8 @@ def device_info(row: RowMapping) -> DeviceInfo:
         uuid=row["uuid"],
         name=row["name"],
         total_bytes=row["total_bytes"],
+        driver_total_bytes=row["driver_total_bytes"],
+        unified=row["unified"],
     )
 
 

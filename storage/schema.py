@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeDecorator
 
 from .records import MEMORY_LINES
 
-REVISIONS: tuple[str, ...] = ("0001", "0002")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003")
 """Every revision ever released, oldest first; the last is the one this code reads."""
 
 VERSION_TABLE = "vramscope_schema"
@@ -88,6 +88,9 @@ def _step_columns() -> list[Column[object]]:
         Column("requested", BigInteger),
         Column("device_used", BigInteger),
         Column("process_used", BigInteger),
+        Column("outside_allocator", BigInteger),
+        Column("other_processes", BigInteger),
+        Column("driver_reserved", BigInteger),
         Column("host_pinned", BigInteger),
         Column("paged", BigInteger),
         *_lines("end"),
@@ -139,6 +142,8 @@ devices = Table(
     Column("uuid", Text),
     Column("name", Text),
     Column("total_bytes", BigInteger),
+    Column("driver_total_bytes", BigInteger),
+    Column("unified", Boolean),
     Column("last_step", BigInteger),
     Column("peak_step", BigInteger),
     UniqueConstraint("run_id", "rank", "host", "kind", "index"),
@@ -186,7 +191,6 @@ modules = Table(
     Column("module", String(512), primary_key=True),
     Column("dtype", String(32), primary_key=True, server_default=""),
     Column("activations", BigInteger, nullable=False),
-    Column("parameters", BigInteger),
     sqlite_with_rowid=False,
 )
 

@@ -339,7 +339,6 @@ def add_steps(writer: RunWriter, plan: RunPlan, start_ns: int) -> None:
                         module=f"transformer.h.{n}.mlp",
                         dtype="float32",
                         activations=plan.activations // (plan.modules + n),
-                        parameters=plan.parameters // plan.modules,
                     )
                 )
 

@@ -74,22 +74,11 @@ def test_every_figure_has_its_place_in_light_and_dark(
 
 
 def test_a_module_is_shown_once_with_its_tensors_of_every_dtype() -> None:
-    def held(module: str, dtype: str, activations: int, parameters: int | None) -> ModuleRecord:
-        return ModuleRecord(
-            device=1,
-            step=2,
-            module=module,
-            dtype=dtype,
-            activations=activations,
-            parameters=parameters,
-        )
+    def held(module: str, dtype: str, activations: int) -> ModuleRecord:
+        return ModuleRecord(device=1, step=2, module=module, dtype=dtype, activations=activations)
 
-    parts = [
-        held("a", "bfloat16", 5, None),
-        held("b", "bfloat16", 4, 64),
-        held("b", "float32", 3, 64),
-    ]
-    assert modules_in_all_dtypes(parts) == (held("b", "", 7, 64), held("a", "", 5, None))
+    parts = [held("a", "bfloat16", 5), held("b", "bfloat16", 4), held("b", "float32", 3)]
+    assert modules_in_all_dtypes(parts) == (held("b", "", 7), held("a", "", 5))
     assert modules_in_all_dtypes([]) == ()
 
 

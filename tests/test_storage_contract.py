@@ -45,6 +45,8 @@ GPU = DeviceInfo(
     uuid="GPU-8f2c",
     name="NVIDIA H200",
     total_bytes=150_000_000_000,
+    driver_total_bytes=150_754_820_096,
+    unified=False,
 )
 FULL_USE = MemoryUse(
     parameters=1,
@@ -78,6 +80,9 @@ FULL_STEP = StepRecord(
     requested=12,
     device_used=13,
     process_used=14,
+    outside_allocator=17,
+    other_processes=18,
+    driver_reserved=19,
     host_pinned=15,
     paged=16,
 )
@@ -204,9 +209,7 @@ def test_phases_and_modules_come_back(ready_url: str, make_run: MakeRun) -> None
     modules = [
         ModuleRecord(device=0, step=7, module="", activations=1),
         ModuleRecord(device=0, step=7, module="blocks.0.mlp", dtype="bfloat16", activations=5),
-        ModuleRecord(
-            device=0, step=7, module="blocks.0.mlp", dtype="float32", activations=5, parameters=6
-        ),
+        ModuleRecord(device=0, step=7, module="blocks.0.mlp", dtype="float32", activations=5),
         ModuleRecord(device=0, step=7, module="blocks.0", dtype="float32", activations=9),
     ]
     with stored(ready_url, run, FULL_STEP, *reversed(phases), *modules) as reader:

@@ -71,13 +71,7 @@ def _step(step: int) -> dict[str, Any]:
 
 
 def _module(path: str, activations: int) -> dict[str, Any]:
-    return {
-        "device_id": DEVICE,
-        "step": 7,
-        "module": path,
-        "activations": activations,
-        "parameters": 64 if path else None,
-    }
+    return {"device_id": DEVICE, "step": 7, "module": path, "activations": activations}
 
 
 STORED_BY_0001: Rows = {
@@ -123,7 +117,10 @@ STORED_BY_0001: Rows = {
             **_lines("peak"),
         }
     ],
-    "modules": [_module("", 3), _module("h.0.mlp", 9)],
+    "modules": [
+        {**_module("", 3), "parameters": None},
+        {**_module("h.0.mlp", 9), "parameters": 64},
+    ],
     "events": [
         {
             "id": 1,
@@ -166,15 +163,66 @@ STORED_BY_0001: Rows = {
 }
 
 
-def make_store_of_0001(url: str) -> None:
-    """A store as the first release left it: its migration, its rows in plain SQL."""
+STORED_BY_0002: Rows = {
+    **STORED_BY_0001,
+    **{
+        table: [{**row, "complete": True, "peak_module": None} for row in STORED_BY_0001[table]]
+        for table in ("steps", "rollups")
+    },
+    "modules": [{**row, "dtype": ""} for row in STORED_BY_0001["modules"]],
+    "timeline": [
+        {
+            "device_id": DEVICE,
+            "step": 7,
+            "sequence": 0,
+            "offset_s": 0.25,
+            "phase": "forward",
+            **dict(USE.items()),
+        }
+    ],
+    "peak_groups": [
+        {
+            "device_id": DEVICE,
+            "step": 7,
+            "position": 0,
+            "memory_class": "activations",
+            "shape": "4×8",
+            "dtype": "float32",
+            "count": 2,
+            "bytes": 256,
+        }
+    ],
+}
+
+STORED: dict[str, Rows] = {"0001": STORED_BY_0001, "0002": STORED_BY_0002}
+"""What every release before this one left, by its schema."""
+
+SINCE: dict[str, dict[str, dict[str, Any]]] = {
+    "0001": {
+        "steps": {"complete": True, "peak_module": None},
+        "rollups": {"complete": True, "peak_module": None},
+        "modules": {"dtype": ""},
+    },
+    "0002": {
+        **{
+            table: dict.fromkeys(("outside_allocator", "other_processes", "driver_reserved"))
+            for table in ("steps", "rollups")
+        },
+        "devices": {"driver_total_bytes": None, "unified": None},
+    },
+}
+"""Columns that came after a release, with what they are of the rows that were there."""
+
+
+def make_old_store(url: str, revision: str) -> None:
+    """A store as a release left it: its migrations, its rows in plain SQL."""
     engine = writer_engine(normalise_url(url))
     with engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             enable_wal(connection.connection.dbapi_connection)  # type: ignore[arg-type]
         with connection.begin():
-            command.upgrade(upgrade.alembic_config(connection), "0001")
-            for table, rows in STORED_BY_0001.items():
+            command.upgrade(upgrade.alembic_config(connection), revision)
+            for table, rows in STORED[revision].items():
                 names = ", ".join(f'"{name}"' for name in rows[0])
                 values = ", ".join(f":{name}" for name in rows[0])
                 statement = text(f"INSERT INTO {table} ({names}) VALUES ({values})")
@@ -182,10 +230,17 @@ def make_store_of_0001(url: str) -> None:
     engine.dispose()
 
 
+@pytest.fixture(params=sorted(STORED))
+def old(request: pytest.FixtureRequest) -> str:
+    """The schema of an earlier release."""
+    revision: str = request.param
+    return revision
+
+
 @pytest.fixture
-def old_url(store_url: str) -> str:
-    """A store of the first release with rows in every table of it."""
-    make_store_of_0001(store_url)
+def old_url(store_url: str, old: str) -> str:
+    """A store of that release with rows in every table of it."""
+    make_old_store(store_url, old)
     return store_url
 
 
@@ -207,42 +262,43 @@ def all_rows(connection: Connection) -> Rows:
     return found
 
 
-def test_the_old_store_has_rows_in_every_table_of_its_own(old_url: str) -> None:
+def test_every_release_has_a_store_here() -> None:
+    assert [*sorted(STORED)] == [*schema.REVISIONS[:-1]]
+
+
+def test_the_old_store_has_rows_in_every_table_of_its_own(old: str, old_url: str) -> None:
     found = in_database(old_url, all_rows)
-    assert found.pop(schema.VERSION_TABLE) == [{"version_num": "0001"}]
-    assert found.keys() == STORED_BY_0001.keys()
+    assert found.pop(schema.VERSION_TABLE) == [{"version_num": old}]
+    assert found.keys() == STORED[old].keys()
     assert all(found.values())
 
 
-def test_an_old_store_is_refused_until_it_is_upgraded(old_url: str) -> None:
+def test_an_old_store_is_refused_until_it_is_upgraded(old: str, old_url: str) -> None:
     run = RunInfo(id="other", name="other", started_at=datetime.now(UTC))
     before = in_database(old_url, all_rows)
     for opening in (lambda: RunReader(old_url), lambda: RunWriter(old_url, run, (CPU,))):
         with pytest.raises(
-            StoreTooOld, match=r"has schema 0001, .* needs 0002\. .*`vramscope db upgrade`"
+            StoreTooOld,
+            match=rf"has schema {old}, .* needs {schema.REVISIONS[-1]}\. .*`vramscope db upgrade`",
         ):
             opening()
     assert in_database(old_url, all_rows) == before
 
 
-def test_an_upgrade_keeps_every_row_and_value(old_url: str) -> None:
-    before = in_database(old_url, all_rows)
-    assert upgrade.upgrade(old_url) == ("0001", schema.REVISIONS[-1])
-    after = in_database(old_url, all_rows)
-    assert after.pop(schema.VERSION_TABLE) == [{"version_num": schema.REVISIONS[-1]}]
-    assert after.pop("timeline") == after.pop("peak_groups") == []
-    added = {
-        "steps": {"complete": True, "peak_module": None},
-        "rollups": {"complete": True, "peak_module": None},
-        "modules": {"dtype": ""},
-    }
-    del before[schema.VERSION_TABLE]
-    assert after == {
-        name: [row | added.get(name, {}) for row in rows] for name, rows in before.items()
-    }
+def test_an_upgrade_keeps_every_row_and_value(old: str, old_url: str) -> None:
+    expected = in_database(old_url, all_rows)
+    expected |= {"timeline": [], "peak_groups": []} if old == "0001" else {}
+    for revision in sorted(SINCE):
+        for table, columns in SINCE[revision].items() if revision >= old else ():
+            expected[table] = [row | columns for row in expected[table]]
+    for row in expected["modules"]:
+        del row["parameters"]
+    assert upgrade.upgrade(old_url) == (old, schema.REVISIONS[-1])
+    expected[schema.VERSION_TABLE] = [{"version_num": schema.REVISIONS[-1]}]
+    assert in_database(old_url, all_rows) == expected
 
 
-def test_everything_of_an_old_store_reads_back(old_url: str) -> None:
+def test_everything_of_an_old_store_reads_back(old: str, old_url: str) -> None:
     upgrade.upgrade(old_url)
     step = StepRecord(
         device=DEVICE,
@@ -268,7 +324,8 @@ def test_everything_of_an_old_store_reads_back(old_url: str) -> None:
         run = reader.run("gpt-small")
         assert (run.id, run.status, run.lost_records) == (RUN, RunStatus.OUT_OF_MEMORY, 1)
         assert run.settings == {"optimizer": "adamw"}
-        assert [device.id for device in reader.devices(RUN)] == [DEVICE]
+        (device,) = reader.devices(RUN)
+        assert (device.id, device.unified, device.driver_total_bytes) == (DEVICE, None, None)
         assert reader.peak_step(RUN, DEVICE) == step
         assert [s.step for s in reader.iter_steps(RUN, DEVICE)] == list(range(7, 16))
         coarse = reader.steps(RUN, DEVICE, max_rows=2)
@@ -276,7 +333,7 @@ def test_everything_of_an_old_store_reads_back(old_url: str) -> None:
         assert set(coarse.columns["complete"]) == {True}
         assert reader.detail_steps(RUN, DEVICE) == (7,)
         assert reader.modules(RUN, DEVICE, 7) == (
-            ModuleRecord(device=DEVICE, step=7, module="h.0.mlp", activations=9, parameters=64),
+            ModuleRecord(device=DEVICE, step=7, module="h.0.mlp", activations=9),
             ModuleRecord(device=DEVICE, step=7, module="", activations=3),
         )
         assert reader.phases(RUN, DEVICE, 7) == (
@@ -284,7 +341,9 @@ def test_everything_of_an_old_store_reads_back(old_url: str) -> None:
                 device=DEVICE, step=7, sequence=0, phase=Phase.FORWARD, duration_s=0.5, peak=USE
             ),
         )
-        assert reader.timeline(RUN, DEVICE, 7) == reader.peak_groups(RUN, DEVICE, 7) == ()
+        kept = 0 if old == "0001" else 1
+        assert [p.use for p in reader.timeline(RUN, DEVICE, 7)] == [USE] * kept
+        assert [g.shape for g in reader.peak_groups(RUN, DEVICE, 7)] == ["4×8"] * kept
         assert reader.events(RUN) == (
             Event(
                 kind=EventKind.OOM,
@@ -370,7 +429,7 @@ def test_an_upgraded_store_has_the_schema_of_a_new_one(old_url: str) -> None:
 
 
 def test_an_upgrade_that_fails_leaves_the_old_store(
-    old_url: str, monkeypatch: pytest.MonkeyPatch
+    old: str, old_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = in_database(old_url, all_rows)
     real = upgrade._run_alembic
@@ -384,4 +443,4 @@ def test_an_upgrade_that_fails_leaves_the_old_store(
         with pytest.raises(RuntimeError, match="in the middle"):
             upgrade.upgrade(old_url)
     assert in_database(old_url, all_rows) == before
-    assert upgrade.upgrade(old_url) == ("0001", schema.REVISIONS[-1])
+    assert upgrade.upgrade(old_url) == (old, schema.REVISIONS[-1])

@@ -30,14 +30,11 @@ def phases_table(phases: Iterable[PhaseRecord]) -> str:
 def modules_part(modules: Iterable[ModuleRecord], step: int) -> str:
     """What the modules held for backward at one step, the largest first, folded away."""
     ranked = modules_in_all_dtypes(modules)
-    rows = (
-        (m.module or "(root)", size(m.activations), size(m.parameters))
-        for m in ranked[:TOP_MODULES]
-    )
+    rows = ((m.module or "(root)", size(m.activations)) for m in ranked[:TOP_MODULES])
     shown = f"the {TOP_MODULES} largest of {len(ranked)}" if len(ranked) > TOP_MODULES else "all"
     return (
         f"<details><summary>Modules at step {step:,}, {shown}</summary>"
-        f"{_table(('Module', 'Activations', 'Parameters'), rows)}</details>"
+        f"{_table(('Module', 'Activations'), rows)}</details>"
     )
 
 
