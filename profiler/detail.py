@@ -12,6 +12,7 @@ from vramscope.storage.records import MemoryClass, Phase
 
 from .activations import saved_for_backward
 from .census import Census, Holding
+from .facts import DetailFindings, SavedBytes
 from .modules import ModuleRanges
 from .replay import DetailLog, PhaseMark
 from .storages import storages_of, tensors_in
@@ -36,7 +37,7 @@ class DetailStep:
         self._tracker = AllocationTracker(block_bytes)
         self._ranges = ModuleRanges(models)
         self._marks: list[PhaseMark] = []
-        self._modules: dict[torch.device, dict[tuple[str, torch.dtype], int]] = {}
+        self._saved: list[SavedBytes] = []
         self._walked = False
 
     @staticmethod
@@ -83,7 +84,7 @@ class DetailStep:
         """Finds what backward keeps."""
         first = not self._walked
         self._walked = True
-        owner: dict[int, tuple[int, torch.device, torch.dtype, int]] = {}
+        owner: dict[int, SavedBytes] = {}
         for saved in saved_for_backward(roots):
             for storage in storages_of(saved.tensor):
                 tracked = self._tracker.find(storage) or self._tracker.enter(
@@ -97,17 +98,11 @@ class DetailStep:
                     )
                 if first and tracked.memory_class is MemoryClass.ACTIVATIONS:
                     known = owner.get(tracked.serial)
-                    if known is None or saved.sequence < known[0]:
-                        owner[tracked.serial] = (
-                            saved.sequence,
-                            tracked.device,
-                            tracked.dtype,
-                            tracked.size,
+                    if known is None or saved.sequence < known.sequence:
+                        owner[tracked.serial] = SavedBytes(
+                            saved.sequence, tracked.device, tracked.dtype, tracked.size
                         )
-        for sequence, device, dtype, size in owner.values():
-            by_module = self._modules.setdefault(device, {})
-            key = (self._ranges.module_of(sequence), dtype)
-            by_module[key] = by_module.get(key, 0) + size
+        self._saved.extend(owner.values())
 
     def backward_ends(self) -> None:
         """What backward left in ``.grad`` are gradients."""
@@ -150,22 +145,10 @@ class DetailStep:
             if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
                 tracked.memory_class = holding.memory_class
 
-    @property
-    def log(self) -> DetailLog:
-        """What was noted."""
-        return DetailLog(self._tracker.base, self._tracker.log, self._marks)
-
-    def modules(self, device: torch.device) -> dict[tuple[str, torch.dtype], int]:
-        """Bytes kept for backward by module path and dtype, at the step's first backward."""
-        return self._modules.get(device, {})
-
-    def module_at(self, device: torch.device, index: int) -> str | None:
-        """Path of the module that made the last allocation before a place in the log."""
-        for entry in reversed(self._tracker.log[:index]):
-            if entry.sign > 0 and entry.storage.device == device:
-                sequence = entry.storage.sequence
-                return self._ranges.module_of(sequence) if sequence >= 0 else None
-        return None
+    def findings(self) -> DetailFindings:
+        """What was found so far; once the step is closed, it stays as it is."""
+        log = DetailLog(self._tracker.base, self._tracker.log, self._marks)
+        return DetailFindings(log, self._saved, self._ranges.names())
 
     def outlived(self) -> int:
         """Bytes that models computed, here or in earlier detail steps, and that are still alive."""

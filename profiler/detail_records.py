@@ -13,8 +13,8 @@ from vramscope.storage.records import (
 )
 
 from .books import use_of
-from .detail import DetailStep
-from .device_recorder import DeviceRecorder, StepBooks
+from .device_books import DeviceBooks, StepBooks
+from .facts import DetailFindings
 from .replay import largest_groups, timeline
 
 _TIMELINE_POINTS = 240
@@ -22,17 +22,17 @@ _GROUPS = 10
 
 
 def detail_records(
-    detail: DetailStep, recorder: DeviceRecorder, books: StepBooks, step: int
+    found: DetailFindings, device_books: DeviceBooks, books: StepBooks, step: int
 ) -> Iterator[Record]:
     """Yields what a detail step tells about one device beyond the step's own record.
 
     Args:
-        detail: The step, ended.
-        recorder: Of the device.
+        found: By the step.
+        device_books: Of the device.
         books: Of this step on this device, closed.
         step: The step's number.
     """
-    position, device = recorder.position, recorder.source.device
+    position, device = device_books.position, device_books.device
     for sequence, (phase, peak) in enumerate(books.phases):
         yield PhaseRecord(
             device=position,
@@ -42,7 +42,7 @@ def detail_records(
             duration_s=phase.duration_s,
             peak=peak,
         )
-    for (path, dtype), size in sorted(detail.modules(device).items(), key=lambda m: m[0][0]):
+    for (path, dtype), size in sorted(found.modules(device).items(), key=lambda m: m[0][0]):
         yield ModuleRecord(
             device=position,
             step=step,
@@ -50,7 +50,7 @@ def detail_records(
             dtype=str(dtype).removeprefix("torch."),
             activations=size,
         )
-    log = detail.log
+    log = found.log
     began = log.marks[0].began_ns if log.marks else 0
     for sequence, instant in enumerate(timeline(log, device, _TIMELINE_POINTS)):
         yield TimelinePoint(

@@ -7,13 +7,29 @@ and after it. A graph node belongs to the innermost module whose range holds its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+
+
+class ModuleNames(NamedTuple):
+    """Whose call made which autograd nodes."""
+
+    ranges: tuple[tuple[int, int, str], ...]
+    """First sequence number, the one after the last, and the module's path."""
+
+    def module_of(self, sequence: int) -> str:
+        """Path of the innermost module whose call made this node; ``""`` outside any."""
+        best = ""
+        width: int | None = None
+        for first, end, path in self.ranges:
+            if first <= sequence < end and (width is None or end - first <= width):
+                best, width = path, end - first
+        return best
 
 
 class ModuleRanges:
@@ -62,11 +78,6 @@ class ModuleRanges:
                     self._ranges.append((first, end, path))
                 return
 
-    def module_of(self, sequence: int) -> str:
-        """Path of the innermost module whose call made this node; ``""`` outside any."""
-        best = ""
-        width: int | None = None
-        for first, end, path in self._ranges:
-            if first <= sequence < end and (width is None or end - first <= width):
-                best, width = path, end - first
-        return best
+    def names(self) -> ModuleNames:
+        """What was noted so far."""
+        return ModuleNames(tuple(self._ranges))

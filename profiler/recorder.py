@@ -1,31 +1,24 @@
-"""From signals to records: what was measured at each step, handed to the store's writer."""
+"""From signals to facts: what is seen at each step, handed to the thread that keeps the books."""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from vramscope.storage.records import (
-    Event,
-    EventKind,
-    MemoryUse,
-    Phase,
-    Record,
-    StepRecord,
-)
+from vramscope.storage.records import Phase
 
 from .activations import saved_bytes
-from .books import CENSUS, Profile
-from .census import Census, HeldBytes
+from .census import Census
 from .config import ProfilerConfig
 from .detail import DetailStep
-from .detail_records import detail_records
-from .device_recorder import DeviceRecorder, StepBooks
+from .device_books import KEPT_KINDS
 from .devices.source import MemorySource
+from .facts import StepFacts
+from .gauges import DeviceGauge
 from .phases import LoopTracker
-from .replay import replay
 from .schedule import DetailSchedule
 from .storages import storages_of, tensors_in
 from .tracker import Survivor
@@ -33,24 +26,15 @@ from .tracker import Survivor
 _KEPT_SHAPES = 1_000
 
 
-class StepEnd(NamedTuple):
-    """How a step ended."""
-
-    micro_steps: int
-    skipped: bool
-    complete: bool
-    at_ns: int
-
-
 class StepRecorder:
-    """Hears signals, keeps the books, writes one record a step and device.
+    """Hears signals and hands over, step by step, what was seen.
 
     Args:
         census: Of the run's models and optimizers.
         models: Root modules, for detail steps; called for the living ones.
         config: When to follow in detail.
         block_bytes: By device type, what an allocation is rounded up to; filled as devices come.
-        write: Takes a finished record; must not block.
+        hand_over: Takes what was seen of a step; must not block.
         on_new_call: Told of a forward call with shapes not seen before, with its arguments.
         on_step: Told after every step, with its number of micro-steps.
         on_out_of_memory: Told when memory has run out, with the error; must not keep it.
@@ -62,7 +46,7 @@ class StepRecorder:
         models: Callable[[], list[torch.nn.Module]],
         config: ProfilerConfig,
         block_bytes: dict[str, int],
-        write: Callable[[Record], None],
+        hand_over: Callable[[StepFacts], None],
         *,
         on_new_call: Callable[[Any, Any], None],
         on_step: Callable[[int], None],
@@ -71,13 +55,14 @@ class StepRecorder:
         self._census = census
         self._models = models
         self._config = config
-        self._write = write
+        self._hand_over = hand_over
         self._on_new_call = on_new_call
         self._on_step = on_step
         self._on_out_of_memory = on_out_of_memory
         self._last_error: int | None = None
         self._shapes: set[Hashable] = set()
-        self._devices: dict[torch.device, DeviceRecorder] = {}
+        self._gauges: dict[torch.device, DeviceGauge] = {}
+        self._followed: OrderedDict[Hashable, None] = OrderedDict()
         self._block_bytes = block_bytes
         self._loop = LoopTracker(self, set())
         self._optimizers: set[int] | None = None
@@ -106,9 +91,9 @@ class StepRecorder:
         """Number of the step that is open, or of the last one."""
         return self._step
 
-    def add_device(self, source: MemorySource, position: int) -> None:
+    def add_device(self, source: MemorySource) -> None:
         """Begins to record a device."""
-        self._devices[source.device] = DeviceRecorder(source, position)
+        self._gauges[source.device] = DeviceGauge(source)
         self._block_bytes[source.device.type] = source.block_bytes
         self._census.refresh()
         source.read()
@@ -195,23 +180,30 @@ class StepRecorder:
         self._open = False
         ended = time.perf_counter_ns()
         self._close_interval()
-        if self._detail is not None:
-            self._detail.end()
-        held = self._census.held()
-        self._ask_driver()
         kind = (tuple(self._kind), micro_steps, skipped)
-        end = StepEnd(micro_steps, skipped=skipped, complete=True, at_ns=ended)
-        for device, recorder in self._devices.items():
-            self._record(recorder, held.get(device, HeldBytes()), kind, end)
-        self._current = None
-        if self._detail is not None:
-            self._schedule.was_followed(self._step, self._detail.outlived())
+        if self._detail is None:
+            self._hand_over(self._facts(kind, micro_steps, skipped, ended))
+            if self._walk:
+                self._follows(kind, 0)
+            elif kind not in self._followed:
+                self._schedule.saw_new_kind()
+        else:
+            self._detail.end()
+            self._hand_over(self._facts(kind, micro_steps, skipped, ended))
+            self._follows(kind, self._detail.outlived())
             self._survivors = self._detail.close()
             self._detail = None
-        elif self._walk:
-            self._schedule.was_followed(self._step, 0)
+        self._current = None
         self._walk = False
         self._on_step(micro_steps)
+
+    def _follows(self, kind: Hashable, outlived: int) -> None:
+        """A step of this kind was followed; steps of its kind can be told from it for a while."""
+        self._schedule.was_followed(self._step, outlived)
+        self._followed[kind] = None
+        self._followed.move_to_end(kind)
+        if len(self._followed) > KEPT_KINDS:
+            self._followed.popitem(last=False)
 
     def _open_step(self) -> None:
         if self._open:
@@ -227,104 +219,49 @@ class StepRecorder:
                 self._detail.begin(self._survivors)
             else:
                 self._walk = True
-        for recorder in self._devices.values():
-            recorder.begin_step()
+        for gauge in self._gauges.values():
+            gauge.begin_step()
         self._started_ns = time.time_ns()
         self._began = time.perf_counter_ns()
         self._current = None
 
     def _close_interval(self) -> None:
         if self._current is not None:
-            for recorder in self._devices.values():
-                recorder.end_interval(self._current)
+            for gauge in self._gauges.values():
+                gauge.end_interval(self._current)
 
     def _walk_graph(self, roots: Sequence[Any]) -> None:
         others = {h.storage._cdata for h in self._census.holdings()}
         others.update(self._inputs)
         for device, size in saved_bytes(roots, others).items():
-            if device in self._devices:
-                recorder = self._devices[device]
-                recorder.walked = max(recorder.walked, size)
+            gauge = self._gauges.get(device)
+            if gauge is not None:
+                gauge.walked = max(gauge.walked, size)
 
     def _ask_driver(self) -> None:
         now = time.monotonic()
         if now - self._driver_read >= self._config.driver_every_s:
             self._driver_read = now
-            for recorder in self._devices.values():
-                recorder.driver = recorder.source.driver()
+            for gauge in self._gauges.values():
+                gauge.driver = gauge.source.driver()
 
-    def _record(
-        self,
-        recorder: DeviceRecorder,
-        held: HeldBytes,
-        kind: Hashable | None,
-        end: StepEnd,
-    ) -> None:
-        books = self._close_books(recorder, held, kind)
-        self._write(
-            StepRecord(
-                device=recorder.position,
-                step=self._step,
-                started_ns=self._started_ns,
-                duration_s=(end.at_ns - self._began) / 1e9,
-                micro_steps=end.micro_steps,
-                skipped=end.skipped,
-                complete=end.complete,
-                detail=self._detail is not None,
-                carried=books.carried,
-                end=books.end,
-                peak=books.peak,
-                peak_phase=books.peak_phase,
-                peak_module=self._module_at_peak(recorder, books),
-                master_weights=held.master_weights,
-                requested=recorder.peak_requested,
-                device_used=recorder.driver.device_used,
-                process_used=recorder.driver.process_used,
-                paged=held.paged or None,
-            )
+    def _facts(
+        self, kind: Hashable | None, micro_steps: int, skipped: bool, ended: int
+    ) -> StepFacts:
+        held = self._census.held()
+        self._ask_driver()
+        return StepFacts(
+            self._step,
+            self._started_ns,
+            (ended - self._began) / 1e9,
+            micro_steps,
+            skipped,
+            kind,
+            self._current,
+            held,
+            {device: gauge.facts() for device, gauge in self._gauges.items()},
+            None if self._detail is None else self._detail.findings(),
         )
-        if end.complete:
-            self._watch_growth(recorder, books)
-        if self._detail is not None:
-            for record in detail_records(self._detail, recorder, books, self._step):
-                self._write(record)
-
-    def _watch_growth(self, recorder: DeviceRecorder, books: StepBooks) -> None:
-        use = books.end
-        if books.carried and use.reserved is None:
-            # Without an allocator to ask, what was carried over says nothing about growth.
-            use = MemoryUse(**{c.value: use.of(c) for c in CENSUS})
-        peak = None if books.carried and use.reserved is None else books.peak.allocated
-        for growth in recorder.growth.observe(self._step, use, peak):
-            self._write(
-                Event(
-                    kind=EventKind(growth.kind),
-                    at_ns=time.time_ns(),
-                    message=growth.message,
-                    device=recorder.position,
-                    step=growth.step,
-                    bytes=growth.bytes,
-                )
-            )
-
-    def _module_at_peak(self, recorder: DeviceRecorder, books: StepBooks) -> str | None:
-        if self._detail is None:
-            return None
-        return self._detail.module_at(recorder.source.device, books.peak_index)
-
-    def _close_books(
-        self, recorder: DeviceRecorder, held: HeldBytes, kind: Hashable | None
-    ) -> StepBooks:
-        if self._detail is not None:
-            phases, end = replay(self._detail.log, recorder.source.device)
-            return recorder.close_detail(kind, Profile(tuple(phases), end), held)
-        if self._walk and recorder.walked:
-            return recorder.close_walked(kind, held)
-        if kind is None:
-            return recorder.close_partial(held, self._current or Phase.FORWARD)
-        if not recorder.knows(kind):
-            self._schedule.saw_new_kind()
-        return recorder.close_step(kind, held)
 
     def out_of_memory(self, error: BaseException) -> None:
         """Memory ran out: what is known of the open step is written, and somebody told."""
@@ -337,13 +274,14 @@ class StepRecorder:
         """Writes the open step as far as it has come; a step that ends later replaces it."""
         if not self._open:
             return
-        end = StepEnd(0, skipped=False, complete=False, at_ns=time.perf_counter_ns())
+        ended = time.perf_counter_ns()
         self._close_interval()
         if self._detail is not None:
             self._detail.take_stock()
-        held = self._census.held()
-        for device, recorder in self._devices.items():
-            self._record(recorder, held.get(device, HeldBytes()), None, end)
+        facts = self._facts(None, 0, skipped=False, ended=ended)
+        if facts.detail is not None:  # The step may go on, and with it what it found.
+            facts = facts._replace(detail=facts.detail.frozen())
+        self._hand_over(facts)
 
     def abandon(self) -> None:
         """Training ended in the middle of a step: lets go of everything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,15 @@ class DetailLog:
     base: Sequence[TrackedStorage]
     entries: Sequence[LogEntry]
     marks: Sequence[PhaseMark]
+
+    def frozen(self) -> DetailLog:
+        """A copy that stays as it is while the step goes on."""
+        copies = {id(s): copy(s) for s in (*self.base, *(e.storage for e in self.entries))}
+        return DetailLog(
+            [copies[id(s)] for s in self.base],
+            [e._replace(storage=copies[id(e.storage)]) for e in self.entries],
+            [copy(mark) for mark in self.marks],
+        )
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,10 +22,12 @@ from vramscope.storage.records import DeviceInfo, Event, EventKind, Phase, RunIn
 from vramscope.storage.writer import RunWriter
 
 from . import identity
+from .bookkeeper import Bookkeeper
 from .census import Census
 from .config import ProfilerConfig
 from .devices import SourceFactory, Sources
 from .endings import dump_snapshot, ending_of, out_of_memory_behind
+from .facts import StepFacts
 from .hooks import Hooks, unwrapped
 from .prediction import Predictor
 from .recorder import StepRecorder
@@ -76,6 +79,7 @@ class MemoryProfiler:
         self._writer: RunWriter | None = None
         self._recorder: StepRecorder | None = None
         self._census: Census | None = None
+        self._books = Bookkeeper()
         self._predictor: Predictor | None = None
         self._hooks: Hooks | None = None
         self._devices: dict[torch.device, int] = {}
@@ -115,15 +119,15 @@ class MemoryProfiler:
             self._living_models,
             self._config,
             block_bytes,
-            self._writer.write,
+            self._keep,
             on_new_call=self._on_new_call,
             on_step=self._after_step,
             on_out_of_memory=self._on_out_of_memory,
         )
         self._recorder = recorder
-        for position, (device, _) in enumerate(devices):
-            self._devices[device] = position
-            recorder.add_device(self._sources.of(device), position)
+        self._books = Bookkeeper()
+        for position, (device, info) in enumerate(devices):
+            self._record_device(device, position, info)
         for optimizer in optimizers:
             recorder.expect(optimizer)
         self._hooks = Hooks(recorder, self._on_fault)
@@ -294,9 +298,17 @@ class MemoryProfiler:
         self._counts = self._census.counts
         for device, info in self._new_devices():
             if self._writer is not None and self._recorder is not None:
-                position = self._writer.add_device(info)
-                self._devices[device] = position
-                self._recorder.add_device(self._sources.of(device), position)
+                self._record_device(device, self._writer.add_device(info), info)
+
+    def _record_device(self, device: torch.device, position: int, info: DeviceInfo) -> None:
+        self._devices[device] = position
+        self._books.add_device(device, position, info.total_bytes)
+        if self._recorder is not None:
+            self._recorder.add_device(self._sources.of(device))
+
+    def _keep(self, facts: StepFacts) -> None:
+        if self._writer is not None:
+            self._writer.write_later(partial(self._books.records, facts))
 
     def _new_devices(self) -> list[tuple[torch.device, DeviceInfo]]:
         if self._census is None:

@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class RunWriter:
         self.failed: str | None = None
         """Why nothing can be written at the moment; ``None`` while all is well."""
         self._interval_s = flush_interval_s
-        self._queue: deque[Item | _Barrier] = deque()
+        self._queue: deque[Item | Callable[[], Iterable[Record]] | _Barrier] = deque()
         self._held: list[Item] = []
         self._barriers: list[_Barrier] = []
         self._positions = len(devices)
@@ -126,6 +126,17 @@ class RunWriter:
         """Keep a record. Never blocks, never raises; what cannot be kept is counted."""
         if self._accepting and len(self._queue) < CAPACITY:
             self._queue.append(record)
+        else:
+            self._lose(1)
+
+    def write_later(self, make: Callable[[], Iterable[Record]]) -> None:
+        """Keep the records that a function gives, called in the writer's own thread and in order.
+
+        Like :meth:`write` it never blocks and never raises. A function that fails is complained
+        of, and what it would have given is lost.
+        """
+        if self._accepting and len(self._queue) < CAPACITY:
+            self._queue.append(make)
         else:
             self._lose(1)
 
@@ -283,7 +294,21 @@ class RunWriter:
             if isinstance(item, _Barrier):
                 self._barriers.append(item)
                 break
-            self._held.append(item)
+            if callable(item):
+                self._held.extend(self._made_by(item))
+            else:
+                self._held.append(item)
+
+    def _made_by(self, make: Callable[[], Iterable[Record]]) -> list[Record]:
+        try:
+            return list(make())
+        except Exception as error:
+            self._lose(1)
+            self._complain(
+                f"a step's records could not be made ({type(error).__name__}: {error}) and are "
+                "lost; please report this."
+            )
+            return []
 
     def _store(self, items: Sequence[Item]) -> None:
         lost = self._lost

@@ -448,3 +448,45 @@ def test_the_thread_is_a_daemon_with_a_name(path: Path, make_run: MakeRun) -> No
     assert thread.daemon
     writer.close(RunStatus.COMPLETED)
     assert not thread.is_alive()
+
+
+def test_records_made_later_are_made_in_order_by_the_writers_own_thread(
+    path: Path, make_run: MakeRun, make_step: MakeStep
+) -> None:
+    made_by: list[str] = []
+
+    def make(*steps: int) -> Callable[[], Iterator[StepRecord]]:
+        def records() -> Iterator[StepRecord]:
+            made_by.append(threading.current_thread().name)
+            for step in steps:
+                yield make_step(step)
+
+        return records
+
+    writer = RunWriter(path, make_run(), (CPU,))
+    writer.write(make_step(1))
+    writer.write_later(make(2, 3))
+    writer.write(make_step(4))
+    writer.write_later(make())
+    writer.close(RunStatus.COMPLETED)
+    assert stored_steps(path, writer.run_id) == [1, 2, 3, 4]
+    assert made_by == ["vramscope-writer"] * 2
+    assert writer.lost_records == 0
+
+
+def test_records_that_cannot_be_made_are_complained_of_and_the_others_kept(
+    path: Path, make_run: MakeRun, make_step: MakeStep
+) -> None:
+    def fails() -> Iterator[StepRecord]:
+        yield make_step(2)
+        raise ZeroDivisionError("books")
+
+    writer = RunWriter(path, make_run(), (CPU,))
+    writer.write(make_step(1))
+    writer.write_later(fails)
+    writer.write(make_step(3))
+    with pytest.warns(StorageWarning, match=r"could not be made \(ZeroDivisionError: books\)"):
+        writer.flush()
+        writer.close(RunStatus.COMPLETED)
+    assert stored_steps(path, writer.run_id) == [1, 3]
+    assert writer.lost_records == 1
