@@ -28,6 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from .endings import OUT_OF_MEMORY
+from .storages import is_traced
 
 
 class SignalListener(Protocol):
@@ -155,7 +156,7 @@ class Hooks:
                 not self._active
                 or torch.compiler.is_compiling()
                 or torch._C._current_graph_task_id() != -1
-                or any(isinstance(t, torch._subclasses.FakeTensor) for t in t_outputs)
+                or any(is_traced(t) for t in t_outputs)
             ):
                 return engine(t_outputs, *args, **kwargs)
             self._tell(self._listener.backward_begins, t_outputs)

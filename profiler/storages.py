@@ -2,12 +2,15 @@
 
 Bytes are those of unique untyped storages on a device: a tied, sliced, viewed or expanded
 tensor counts once. Wrapper subclasses (DTensor, torchao, bitsandbytes) are opened; sparse
-tensors are counted by their indices and values; meta and fake tensors hold nothing.
+tensors are counted by their indices and values; meta and fake tensors hold nothing, except in a
+dry run, where fake ones stand for real ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,18 +24,40 @@ _SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
+_fakes_count: ContextVar[bool] = ContextVar("fakes_count", default=False)
+
+
+@contextmanager
+def fakes_counted() -> Iterator[None]:
+    """Inside, fake tensors hold the bytes that they stand for: this is a dry run.
+
+    Their storages say that they are on the ``meta`` device.
+    """
+    token = _fakes_count.set(True)
+    try:
+        yield
+    finally:
+        _fakes_count.reset(token)
+
+
+def is_traced(tensor: Any) -> bool:
+    """Whether this is a fake tensor of a compiler's trace."""
+    return isinstance(tensor, torch._subclasses.FakeTensor) and not _fakes_count.get()
+
 
 def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """Yields every storage that holds bytes of this tensor.
 
     Args:
-        tensor: Any tensor; a fake, functional or meta tensor yields nothing.
+        tensor: Any tensor; a fake (see :func:`fakes_counted`), functional or meta tensor yields
+            nothing.
     """
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         yield from _plain_storages(tensor)
     elif isinstance(tensor, torch._subclasses.FakeTensor):
-        return
+        if _fakes_count.get():
+            yield tensor.untyped_storage()
     elif is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
