@@ -12,10 +12,12 @@ from .chart_layout import (
     Trace,
     base_layout,
     empty,
+    horizontal_memory_axis,
     largest,
     level_label,
     memory_axis,
     unit_label,
+    upright_line,
 )
 from .format import (
     CLASS_COLOURS,
@@ -45,12 +47,6 @@ def _ink(name: str) -> str:
 def _lines(*books: MemoryUse | None) -> list[str]:
     """The lines of the stack that any of the books holds, from bottom to top."""
     return [n for n in STACK if any(b is not None and getattr(b, n) for b in books)]
-
-
-def _horizontal_memory_axis(dark: bool, unit: Unit, top: float) -> dict[str, Any]:
-    axis = memory_axis(dark, unit, top)
-    axis.update(title={"text": unit.name, "standoff": 6, "font": {"size": 12}})
-    return axis
 
 
 def measured_beside_predicted(
@@ -94,7 +90,7 @@ def measured_beside_predicted(
         bargap=0.28,
         hovermode="closest",
         dragmode=False,
-        xaxis=_horizontal_memory_axis(dark, unit, axis_top * 1.16),
+        xaxis=horizontal_memory_axis(dark, unit, axis_top * 1.16),
         yaxis={"autorange": "reversed", "fixedrange": True, "ticksuffix": "  ", "type": "category"},
         margin={"l": 84, "r": 16, "t": 34 if legend else 8, "b": 44},
         showlegend=legend,
@@ -105,7 +101,7 @@ def measured_beside_predicted(
         if hatched:
             layout["annotations"] += _segment_labels(label, books, names, unit, top, dark)
     if shows_capacity and capacity:
-        layout["shapes"] = [_capacity_line(capacity, unit, colours.capacity)]
+        layout["shapes"] = [upright_line(capacity / unit.bytes, colours.capacity)]
         layout["annotations"].append(
             level_label(
                 dark,
@@ -216,19 +212,6 @@ def _total_label(label: str, total: int | None, unit: Unit, dark: bool) -> dict[
         "bgcolor": palette(dark).background,
         "showarrow": False,
         "font": {"size": 13},
-    }
-
-
-def _capacity_line(capacity: int, unit: Unit, colour: str) -> dict[str, Any]:
-    x = capacity / unit.bytes
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "yref": "paper",
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": colour, "width": 1.5, "dash": "longdash"},
     }
 
 
@@ -346,7 +329,7 @@ def difference_by_class(a: MemoryUse, b: MemoryUse, dark: bool = False) -> Figur
         }
     ]
     layout = base_layout(dark)
-    axis = _horizontal_memory_axis(dark, unit, 1)
+    axis = horizontal_memory_axis(dark, unit, 1)
     left = 0.24 if any(delta < 0 for _, _, delta, _ in bars) else 0.02
     right = 0.24 if any(delta >= 0 for _, _, delta, _ in bars) else 0.02
     axis["range"] = [

@@ -132,6 +132,13 @@ def memory_axis(dark: bool, unit: Unit, top: float, **more: Any) -> dict[str, An
     }
 
 
+def horizontal_memory_axis(dark: bool, unit: Unit, top: float) -> dict[str, Any]:
+    """An x axis of memory from 0 to ``top`` bytes, with its unit under it."""
+    axis = memory_axis(dark, unit, top)
+    axis.update(title={"text": unit.name, "standoff": 6, "font": {"size": 12}})
+    return axis
+
+
 def unit_label(dark: bool, unit: Unit, **more: Any) -> dict[str, Any]:
     """The unit's name above a memory axis."""
     return {
@@ -181,6 +188,19 @@ def level_line(y: float, colour: str, dash: str, width: float = 1.5, **more: Any
         "y1": y,
         "line": {"color": colour, "width": width, "dash": dash},
         **more,
+    }
+
+
+def upright_line(x: float, colour: str) -> dict[str, Any]:
+    """A dashed line across the whole height, as of a capacity among horizontal bars."""
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": colour, "width": 1.5, "dash": "longdash"},
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vramscope.storage.records import Event, MemoryUse
 
 from .chart_bars import difference_by_class, measured_beside_predicted, phases_in_step
+from .chart_device import device_bars
 from .chart_layout import (
     Figure,
     Trace,
@@ -48,6 +49,7 @@ __all__ = [
     "Figure",
     "RunSeries",
     "Which",
+    "device_bars",
     "devices_heat_map",
     "difference_by_class",
     "measured_beside_predicted",

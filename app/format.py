@@ -203,6 +203,31 @@ CLASS_HELP: dict[str, str] = {
 }
 """One sentence for every line of the books."""
 
+DEVICE_LABELS: dict[str, str] = {
+    "allocated": "Allocated",
+    "cached": "Cached, free",
+    "outside_allocator": "Outside the allocator",
+    "other_processes": "Other processes",
+    "driver_reserved": "Driver and firmware",
+    "untold": "Not told apart",
+    "free": "Free",
+    "total": "All of the device",
+}
+"""Every line of a device as a whole, as it stands on screen."""
+
+DEVICE_HELP: dict[str, str] = {
+    "allocated": "All live tensors of this process: the classes and what is unattributed.",
+    "cached": "Free inside this process's allocator, and of use to nobody else.",
+    "outside_allocator": "What this process uses beside torch's allocator: CUDA's context, "
+    "kernels, libraries such as cuBLAS and NCCL.",
+    "other_processes": "What all other processes on this device use together.",
+    "driver_reserved": "What driver and firmware keep for themselves.",
+    "untold": "In use on the device, and the driver does not say by whom.",
+    "free": "In use by nobody.",
+    "total": "All that the device has, as the driver counts it.",
+}
+"""One sentence for every line of a device."""
+
 STACK: tuple[str, ...] = (*(c.value for c in MemoryClass), "unattributed")
 """The lines that add up to ``allocated``, from the bottom of the stack to its top."""
 
@@ -248,6 +273,17 @@ CLASS_COLOURS: dict[str, str] = {
     "cached": "#C9CED6",
 }
 """Okabe and Ito's colours, which people who see few colours tell apart (two more beside them)."""
+
+
+DEVICE_COLOURS: dict[str, str] = {
+    "allocated": "#2F4B7C",
+    "cached": CLASS_COLOURS["cached"],
+    "outside_allocator": "#A6761D",
+    "other_processes": "#6A4C93",
+    "driver_reserved": "#B8B09E",
+    "untold": "#7F7F7F",
+}
+"""The colours of a device's lines; none but that of cached memory is a class's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from vramscope.storage.records import DeviceInfo, PredictionRecord, RunInfo
 
 from . import blocks, data, state
 from .chart_component import chart
-from .charts import devices_heat_map
+from .charts import device_bars, devices_heat_map
 from .charts import measured_beside_predicted as bars
+from .device_blocks import device_table
+from .device_use import device_uses, why_unknown
 from .format import CLASS_LABELS, PHASE_LABELS, md, plain, size, unit_for
 from .run_modules import modules_at
 
@@ -41,6 +43,31 @@ def measured_beside_predicted(view: data.DeviceView) -> None:
             st.caption("Residual is measured minus predicted. Hover a size for its bytes.")
     with right:
         st.html(blocks.residual_table(view.peak.peak, predicted))
+
+
+def on_the_device(view: data.DeviceView) -> None:
+    """Whose the memory of a GPU is, as allocator and driver say together."""
+    why = why_unknown(view.device)
+    if why is None:
+        return
+    st.subheader("On the device", anchor=False)
+    uses = device_uses(view.device, view.peak, view.last)
+    if not uses:
+        st.caption(why)
+        return
+    left, right = st.columns(2, gap="medium")
+    with left:
+        chart(
+            device_bars(uses, state.dark()),
+            key=f"device-{view.id}",
+            label="What is in use on the device, by whom, and what is free",
+        )
+        st.caption(
+            "The driver is asked when a step ends; what is not this process’s tensors is taken to "
+            "be the same at the peak."
+        )
+    with right:
+        st.html(device_table(uses))
 
 
 def devices(run: RunInfo, found: tuple[DeviceInfo, ...], version: data.Token) -> None:
@@ -156,4 +183,4 @@ def _prediction(prediction: PredictionRecord) -> None:
         st.caption(f"Not modelled: {listed}.")
 
 
-__all__ = ["details", "devices", "measured_beside_predicted"]
+__all__ = ["details", "devices", "measured_beside_predicted", "on_the_device"]

@@ -140,8 +140,21 @@ def _step(plan: RunPlan, device: int, step: int, start_ns: int) -> StepRecord:
         peak=peak,
         peak_phase=Phase.FORWARD,
         peak_module="transformer.h.0.mlp" if detail and not plan.unknown else None,
-        device_used=(peak.reserved or 0) + 620 * MIB if plan.kind == "cuda" else None,
+        **_driver(plan, peak),
     )
+
+
+def _driver(plan: RunPlan, peak: MemoryUse) -> dict[str, int]:
+    """What the driver says: a context and its own reserve beside what the allocator holds."""
+    if plan.kind != "cuda" or plan.unknown:
+        return {}
+    return {
+        "device_used": (peak.reserved or 0) + 620 * MIB,
+        "process_used": (peak.reserved or 0) + 487 * MIB,
+        "outside_allocator": 487 * MIB,
+        "other_processes": 0,
+        "driver_reserved": 133 * MIB,
+    }
 
 
 def _phases(plan: RunPlan, device: int, step: int) -> list[PhaseRecord]:
@@ -265,6 +278,8 @@ def record_run(url: str, plan: RunPlan) -> RunWriter | None:
             uuid=f"GPU-{n:08d}" if plan.kind == "cuda" else None,
             name="NVIDIA H100 80GB HBM3" if plan.kind == "cuda" else None,
             total_bytes=plan.capacity,
+            driver_total_bytes=plan.capacity and plan.capacity + 133 * MIB,
+            unified=False if plan.kind == "cuda" else None,
         )
         for n in range(plan.devices)
     ]

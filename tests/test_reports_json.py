@@ -16,6 +16,14 @@ from vramscope.storage.records import MEMORY_LINES, DeviceInfo, RunInfo, RunStat
 from vramscope.storage.writer import RunWriter
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
+DRIVER = (
+    "device_used",
+    "process_used",
+    "outside_allocator",
+    "other_processes",
+    "driver_reserved",
+)
+"""What the driver says, among the keys of a step's peak."""
 RUN = "3f2a9c01b7d4"
 
 
@@ -69,7 +77,7 @@ def test_the_contract_keys_are_there_exactly(recorded: Callable[..., Path]) -> N
     run = ["id", "name", "status", "started_at", "ended_at", "settings", "environment"]
     assert list(document["run"])[: len(run)] == run
     device = ["id", "rank", "host", "kind", "index", "uuid", "name", "total_bytes"]
-    assert list(document["devices"][0]) == device
+    assert list(document["devices"][0]) == [*device, "driver_total_bytes", "unified"]
     step = document["steps"][0]
     assert {"step", "device", "duration_s", "micro_steps", "end", "peak"} <= set(step)
     assert {"complete", "peak_module"} <= set(step)
@@ -96,7 +104,9 @@ def test_the_figures_are_those_of_the_store(recorded: Callable[..., Path]) -> No
                 assert {line: shown["peak"][line] for line in MEMORY_LINES} == dict(
                     kept.peak.items()
                 )
-                assert shown["peak"]["device_used"] == kept.device_used
+                for name in DRIVER:
+                    assert shown["peak"][name] == getattr(kept, name)
+                    assert shown["peak"][name] is not None
                 assert (shown["phases"] is not None) == kept.detail
                 assert shown["complete"] is kept.complete
                 assert shown["peak_module"] == kept.peak_module
@@ -105,7 +115,7 @@ def test_the_figures_are_those_of_the_store(recorded: Callable[..., Path]) -> No
 def test_unknown_is_null_and_never_zero(recorded: Callable[..., Path]) -> None:
     step = exported(recorded(unknown=True, predicts=False, steps=1))["steps"][0]
     assert step["end"]["parameters"] is None
-    assert step["peak"]["device_used"] is None
+    assert [step["peak"][name] for name in DRIVER] == [None] * len(DRIVER)
     assert step["end"]["allocated"] is not None
 
 

@@ -10,7 +10,9 @@ from rich.console import Console
 from vramscope.storage.reader import RunReader
 from vramscope.storage.records import Event, MemoryUse, Phase, PredictionMethod, RunInfo
 
-from ..format import PHASE_LABELS, STATUS_LABELS, UNKNOWN, duration, setting, size
+from ..device_blocks import device_lines
+from ..device_use import device_uses
+from ..format import DEVICE_LABELS, PHASE_LABELS, STATUS_LABELS, UNKNOWN, duration, setting, size
 from ..overview import DeviceOverview, RunOverview, differences, overview
 from ..reports.instants import iso, iso_of_ns
 from ..reports.run_json import (
@@ -86,9 +88,22 @@ def _device(console: Console, device: DeviceOverview) -> None:
     if device.last is not None:
         ends = {p.method: p.phases[Phase.IDLE] for p in records if Phase.IDLE in p.phases}
         _books(console, end, device.end_use, ends)
-    if device.peak is not None and device.peak.device_used is not None:
-        used = size(device.peak.device_used)
-        say(console, f"In use on the device at the peak, by the driver: {used}.")
+    _on_the_device(console, device)
+
+
+def _on_the_device(console: Console, device: DeviceOverview) -> None:
+    """Whose the memory of a GPU is; nothing where the driver did not say."""
+    uses = device_uses(device.device, device.peak, device.last)
+    if not uses:
+        return
+    columns = [*uses.values()]
+    names = device_lines(uses)
+    scale = Scale.of([getattr(use, name) for use in columns for name in names])
+    made = table("On the device", ["", *uses], caption=scale.caption)
+    for name in names:
+        cells = [scale.number(getattr(use, name)) for use in columns]
+        add(made, DEVICE_LABELS[name], *cells, style="bold" if name == "total" else None)
+    console.print(made)
 
 
 def _titles(device: DeviceOverview) -> tuple[str, str]:

@@ -28,10 +28,13 @@ from ..blocks import (
     without_repeating,
 )
 from ..charts import (
+    device_bars,
     devices_heat_map,
     measured_beside_predicted,
     memory_over_steps,
 )
+from ..device_blocks import device_table
+from ..device_use import device_uses
 from ..format import (
     PHASE_LABELS,
     UNKNOWN,
@@ -231,6 +234,7 @@ def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
         f"{_rollup_note(table.level)}</p>",
         figure_place(f"steps-{number}", 430, "Memory by class over the steps"),
         _beside(device, prediction, figures),
+        _on_the_device(device, figures),
         _inside(reader, found, device, figures),
     ]
     return "\n".join(parts)
@@ -268,6 +272,18 @@ def _beside(device: DeviceOverview, prediction: PredictionRecord | None, figures
         f"<h3>At the end of step {device.last.step:,}</h3>"
         f"{residual_table(device.end_use, predicted_end)}</div></div>"
     )
+
+
+def _on_the_device(device: DeviceOverview, figures: Figures) -> str:
+    """Whose the memory of a GPU is; nothing where the driver did not say."""
+    uses = device_uses(device.device, device.peak, device.last)
+    if not uses:
+        return ""
+    name = f"device-{_id(device)}"
+    light, dark = (device_bars(uses, is_dark) for is_dark in (False, True))
+    figures[name] = light, dark
+    place = figure_place(name, light["height"], "What is in use on the device, and what is free")
+    return f"<h3>On the device</h3>{place}{device_table(uses)}"
 
 
 def _inside(reader: RunReader, found: RunOverview, device: DeviceOverview, figures: Figures) -> str:

@@ -122,6 +122,8 @@ def device_mapping(device: DeviceInfo) -> dict[str, object]:
         "uuid": device.uuid,
         "name": device.name,
         "total_bytes": device.total_bytes,
+        "driver_total_bytes": device.driver_total_bytes,
+        "unified": device.unified,
     }
 
 
@@ -146,6 +148,9 @@ def step_mapping(
             **memory_mapping(step.peak),
             "device_used": step.device_used,
             "process_used": step.process_used,
+            "outside_allocator": step.outside_allocator,
+            "other_processes": step.other_processes,
+            "driver_reserved": step.driver_reserved,
             "requested": step.requested,
             "host_pinned": step.host_pinned,
             "paged": step.paged,

@@ -55,6 +55,7 @@ def _body(run: RunInfo) -> None:
         run_sections.details(run, view, version)
         return
     run_sections.measured_beside_predicted(view)
+    run_sections.on_the_device(view)
     step = run_inside.inside_a_step(run, view, version)
     run_sections.details(run, view, version, step)
 
