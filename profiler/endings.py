@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,6 +11,11 @@ from vramscope.storage.records import RunStatus
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 """What torch and Python raise when there is no memory left."""
+
+# As c10/cuda/CUDACachingAllocator.cpp of torch 2.7 to 2.14 writes them.
+_SIZE = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)\b")
+_CARD = re.compile(r"\bGPU (\d{1,3}) has a total capacity\b")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def ending_of(error: BaseException | None) -> tuple[RunStatus, str | None]:
@@ -34,6 +41,27 @@ def out_of_memory_behind(error: BaseException | None) -> BaseException | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The allocation that there was no memory for, as far as the error's text tells it."""
+
+    bytes: int | None = None
+    """To three digits or so: torch rounds it for reading."""
+    device: torch.device | None = None
+
+
+def request_of(error: BaseException) -> Request:
+    """Reads off an out-of-memory error of torch's allocator what was asked for, and where."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return Request()
+    text = str(error)
+    size, card = _SIZE.search(text), _CARD.search(text)
+    return Request(
+        None if size is None else round(float(size[1]) * _UNITS[size[2]]),
+        None if card is None else torch.device("cuda", int(card[1])),
+    )
 
 
 def dump_snapshot(folder: str, run_id: str, rank: int) -> str | None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 from vramscope.profiler import MemoryProfiler, ProfilerConfig
+from vramscope.profiler.devices import Sources
 from vramscope.profiler.devices.cuda import CudaSource
 from vramscope.profiler.devices.nvml import Nvml
 from vramscope.profiler.devices.peaks import PeakCounter
@@ -319,6 +320,17 @@ def test_the_drivers_version(driver: Driver) -> None:
     nvml.close()
 
 
+def test_the_version_is_known_once_a_device_was_met(driver: Driver) -> None:
+    driver.says(gpu(0))
+    sources = Sources()
+    assert sources.driver_version is None
+    assert driver.calls() == []
+    assert sources._driver() is not None
+    assert sources.driver_version == "575.57.08"
+    sources.close()
+    assert sources.driver_version is None
+
+
 # ---- which card
 
 
@@ -550,9 +562,25 @@ def test_a_card_inside_the_processor_has_the_hosts_memory(driver: Driver) -> Non
     driver.says(gpu(0, process(ME, GIB), total=128 * GIB, used=100 * GIB))
     nvml = driver.open()
     properties = SimpleNamespace(uuid=uuid(0).removeprefix("GPU-"), is_integrated=1)
-    assert source(nvml, properties).driver() == DriverReading()
+    device = source(nvml, properties)
+    assert device.driver() == DriverReading()
+    info = device.describe(0, "node")
+    assert (info.unified, info.driver_total_bytes) == (True, None)
     nvml.close()
     assert {on for _, on in driver.calls()} == {"-"}
+
+
+def test_a_card_of_its_own_says_how_much_it_has_in_all(driver: Driver) -> None:
+    driver.says(gpu(0, ALONE))
+    nvml = driver.open()
+    properties = SimpleNamespace(
+        uuid=uuid(0).removeprefix("GPU-"), is_integrated=0, total_memory=79 * GIB
+    )
+    info = source(nvml, properties).describe(0, "node")
+    assert (info.unified, info.total_bytes, info.driver_total_bytes) == (False, 79 * GIB, 80 * GIB)
+    nvml.close()
+    info = source(None, SimpleNamespace()).describe(0, "node")
+    assert (info.unified, info.total_bytes, info.driver_total_bytes) == (None, None, None)
 
 
 def test_nobody_is_asked_before_cuda_is_initialised(driver: Driver) -> None:

@@ -47,6 +47,11 @@ class Sources:
             raise RuntimeError(f"a parameter is on {device}, but this torch has no CUDA")
         return CudaSource(device, self._counter, self._driver)
 
+    @property
+    def driver_version(self) -> str | None:
+        """Version of the NVIDIA driver, where a device was met for which it was asked."""
+        return None if self._nvml is None else self._nvml.driver_version
+
     def _driver(self) -> Nvml | None:
         if not self._nvml_tried:
             self._nvml_tried = True

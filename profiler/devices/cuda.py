@@ -69,6 +69,7 @@ class CudaSource:
         """Identity: host and UUID (of the MIG instance, if it is one), never the index alone."""
         self._ready()
         instance = None if self._handle is None else self._handle.instance_uuid
+        unified = getattr(self._properties, "is_integrated", None)
         return DeviceInfo(
             rank=rank,
             host=host,
@@ -77,6 +78,8 @@ class CudaSource:
             uuid=instance or self._uuid(),
             name=getattr(self._properties, "name", None),
             total_bytes=getattr(self._properties, "total_memory", None) or None,
+            driver_total_bytes=None if self._handle is None else self._handle.read().device_total,
+            unified=None if unified is None else bool(unified),
         )
 
     def read(self) -> AllocatorReading:
