@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..storages import tensors_in
 
+_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_MM = torch.ops.aten._grouped_mm.default
 _MOST_NUMBERS = 1 << 20
@@ -34,6 +35,11 @@ class KnownValues(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._fakes = fakes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so torch's guard, which every operator would pass, is not."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -42,6 +48,8 @@ class KnownValues(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs the operator on fake tensors, and on numbers where they are known."""
+        if func is _DEVICE:
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func is _ITEM:
             return _answer(args[0])
