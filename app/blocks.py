@@ -264,9 +264,9 @@ def residual_table(measured: MemoryUse, predicted: MemoryUse | None) -> str:
 def difference_table(a: MemoryUse, b: MemoryUse) -> str:
     """Two runs' books by class and what B holds more."""
     rows = []
-    for line in [*books_lines(a, b), "allocated", "reserved"]:
+    for line in [*books_lines(a, b), "allocated", "cached", "reserved"]:
         left, right = getattr(a, line), getattr(b, line)
-        if line == "reserved" and left is None and right is None:
+        if line in ("cached", "reserved") and left is None and right is None:
             continue
         delta = None if left is None or right is None else right - left
         total = ' class="t"' if line == "allocated" else ""

@@ -46,7 +46,7 @@ def verdict(
         head = _difference_clause(a_name, b_name, a.allocated, difference) + _causes(
             a, b, difference
         )
-    return f"{head}; {_settings_clause(differing)}."
+    return f"{head}{_cached_clause(b_name, a, b)}; {_settings_clause(differing)}."
 
 
 def differing_settings(
@@ -88,6 +88,17 @@ def _causes(a: MemoryUse, b: MemoryUse, difference: int) -> str:
     if against:
         text += f", against {_label(against[0])} ({size(worth[against[0]], signed=True)})"
     return text
+
+
+def _cached_clause(b_name: str, a: MemoryUse, b: MemoryUse) -> str:
+    """What the allocator keeps free, where that differs by much: no class can explain it."""
+    if a.cached is None or b.cached is None:
+        return ""
+    more = b.cached - a.cached
+    if abs(more) < _WORTH_NAMING * max(a.reserved or 0, b.reserved or 0):
+        return ""
+    word = "more" if more > 0 else "less"
+    return f"; the allocator of {b_name} keeps {size(abs(more))} {word} that is free"
 
 
 def _settings_clause(differing: Mapping[str, tuple[Setting, Setting]]) -> str:

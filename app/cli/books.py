@@ -24,7 +24,7 @@ def lines_of(*books: MemoryUse) -> list[str]:
     """
     held = [line for line in STACK if any(getattr(use, line) for use in books)]
     known = any(use.reserved is not None for use in books)
-    return [*held, "allocated", *(["reserved"] if known else [])]
+    return [*held, "allocated", *(["cached", "reserved"] if known else [])]
 
 
 def add_books(
