@@ -102,7 +102,7 @@ def timeline_in_step(
     peak = totals.index(int(top))
     layout = base_layout(dark, revision="timeline")
     # Where the peak leaves no room above it, its label would cover the plot's edge.
-    height = max(top * 1.16, (capacity or 0) * 1.04 if shows_capacity else 0)
+    height = max(top * 1.16, (capacity or 0) * 1.1 if shows_capacity else 0)
     layout.update(
         xaxis=_time_axis(dark, end),
         yaxis=memory_axis(dark, unit, height),
