@@ -7,9 +7,9 @@ It keeps no tensor, module or optimizer alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from vramscope.storage.records import MemoryClass
@@ -117,9 +117,16 @@ class Census:
         """Bytes by device and class, now; from memory where nothing can have changed."""
         fingerprint = self._take_fingerprint()
         if self._volatile or fingerprint != self._fingerprint:
-            self._held = self._count()
             self._fingerprint = fingerprint
+            self._held = self._count(self.holdings())
         return self._held
+
+    def recount(self) -> tuple[list[Holding], dict[torch.device, HeldBytes]]:
+        """Counts anew whatever the fingerprint says, and says what was counted."""
+        holdings = list(self.holdings())
+        self._fingerprint = self._take_fingerprint()
+        self._held = self._count(holdings)
+        return holdings, self._held
 
     def _take_fingerprint(self) -> tuple[Hashable, ...]:
         """What changes whenever the count can: called at every step, so it must be cheap."""
@@ -127,7 +134,7 @@ class Census:
         for optimizer in _alive(self._optimizers):
             states = optimizer.state.values()
             found.append(len(states))
-            found.append(sum([len(state) for state in states if isinstance(state, dict)]))
+            found.append(_entries(states))
             for group in optimizer.param_groups:
                 parameters = group["params"]
                 found.append(len([1 for p in parameters if p.grad is not None]))
@@ -136,11 +143,10 @@ class Census:
         found.append(len([1 for p in _alive(self._others) if p.grad is not None]))
         return tuple(found)
 
-    def _count(self) -> dict[torch.device, HeldBytes]:
+    def _count(self, holdings: Iterable[Holding]) -> dict[torch.device, HeldBytes]:
         counted: dict[torch.device, HeldBytes] = {}
-        self._volatile = False
         self.counts += 1
-        for holding in self.holdings():
+        for holding in holdings:
             if holding.paged_for is not None:
                 paging = counted.setdefault(holding.paged_for, HeldBytes())
                 paging.paged += holding.storage.nbytes()
@@ -156,6 +162,7 @@ class Census:
 
     def holdings(self) -> Iterator[Holding]:
         """Every storage once, under the first class that claims it."""
+        self._volatile = False
         seen: set[int] = set()
         for tensor, memory_class, master, paged_for in self._tensors():
             for storage in storages_of(tensor):
@@ -163,6 +170,10 @@ class Census:
                 if key not in seen:
                     seen.add(key)
                     yield Holding(storage, tensor, memory_class, master, paged_for)
+
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """The gradients that parameters have now."""
+        return _gradients_of((*_alive(self._parameters), *_alive(self._masters)))
 
     def _tensors(
         self,
@@ -173,11 +184,9 @@ class Census:
             yield parameter, MemoryClass.PARAMETERS, False, None
         for parameter in masters:
             yield parameter, MemoryClass.OPTIMIZER_STATE, True, None
-        for parameter in (*parameters, *masters):
-            for gradient in (parameter.grad, getattr(parameter, "main_grad", None)):
-                if gradient is not None:
-                    self._volatile |= gradient.layout is not torch.strided
-                    yield gradient, MemoryClass.GRADIENTS, False, None
+        for gradient in _gradients_of((*parameters, *masters)):
+            self._volatile |= gradient.layout is not torch.strided
+            yield gradient, MemoryClass.GRADIENTS, False, None
         for optimizer in _alive(self._optimizers):
             for owner, state in optimizer.state.items():
                 values = state.values() if isinstance(state, dict) else (state,)
@@ -191,6 +200,21 @@ class Census:
         for model in _alive(self._models):
             for buffer in model.buffers():
                 yield buffer, MemoryClass.BUFFERS, False, None
+
+
+def _gradients_of(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        for gradient in (parameter.grad, getattr(parameter, "main_grad", None)):
+            if gradient is not None:
+                yield gradient
+
+
+def _entries(states: Iterable[Any]) -> Hashable:
+    """Entries of all states together; where one cannot be counted, what equals nothing."""
+    try:
+        return sum(map(len, states))
+    except TypeError:
+        return object()
 
 
 def _paged_for(state: torch.Tensor, owner: object) -> torch.device | None:

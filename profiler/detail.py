@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -106,28 +106,37 @@ class DetailStep:
 
     def backward_ends(self) -> None:
         """What backward left in ``.grad`` are gradients."""
-        self._claim()
+        for gradient in self._census.gradients():
+            for storage in storages_of(gradient):
+                _claim(self._tracker.find(storage), MemoryClass.GRADIENTS)
 
-    def end(self) -> None:
-        """Stops following; what the optimizer made and kept is its state."""
+    def end(self, holdings: Iterable[Holding]) -> None:
+        """Stops following; what the optimizer made and kept is its state.
+
+        Args:
+            holdings: The census of this instant.
+        """
         if self._marks:
             self._marks[-1].ended_ns = time.perf_counter_ns()
-        self._claim()
+        self._claim_all(holdings)
         self.abandon()
         if self._tracker.fault is not None:
             raise RuntimeError("an allocation could not be followed") from self._tracker.fault
 
-    def take_stock(self) -> None:
+    def take_stock(self, holdings: Iterable[Holding]) -> None:
         """Memory ran out in the middle of the step: says what is known so far.
 
         Where backward has not begun, nobody knows what it would have needed: what forward made
         and still holds counts as kept for it.
+
+        Args:
+            holdings: The census of this instant.
         """
         if self._marks:
             self._marks[-1].ended_ns = time.perf_counter_ns()
         if not self._walked:
             self._tracker.claim_computed(MemoryClass.ACTIVATIONS)
-        self._claim()
+        self._claim_all(holdings)
 
     def abandon(self) -> None:
         """Stops following, whatever happened."""
@@ -138,12 +147,11 @@ class DetailStep:
         else:
             self._tracker.silent = True
 
-    def _claim(self) -> None:
-        for holding in self._census.holdings():
+    def _claim_all(self, holdings: Iterable[Holding]) -> None:
+        for holding in holdings:
             tracked = self._tracker.find(holding.storage)
             _leave_out_if_paged(holding, tracked)
-            if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
-                tracked.memory_class = holding.memory_class
+            _claim(tracked, holding.memory_class)
 
     def findings(self) -> DetailFindings:
         """What was found so far; once the step is closed, it stays as it is."""
@@ -157,6 +165,12 @@ class DetailStep:
     def close(self) -> list[Survivor]:
         """Lets go of what was followed, and says what is still alive of it."""
         return self._tracker.close()
+
+
+def _claim(tracked: TrackedStorage | None, memory_class: MemoryClass) -> None:
+    """What holds a storage says what it is for, unless backward keeps it."""
+    if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
+        tracked.memory_class = memory_class
 
 
 def _leave_out_if_paged(holding: Holding, tracked: TrackedStorage | None) -> None:

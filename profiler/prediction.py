@@ -57,14 +57,19 @@ class Predictor:
             self._batch = batch
             self._due = True
 
-    def after_step(
+    @property
+    def due(self) -> bool:
+        """Whether there is something to predict after this step."""
+        return self._due and self._left > 0
+
+    def predict(
         self,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         devices: Mapping[torch.device, int],
         micro_steps: int,
     ) -> None:
-        """Predicts where that is due.
+        """Predicts from the live objects, after a step.
 
         Args:
             models: Root modules.
@@ -72,8 +77,6 @@ class Predictor:
             devices: The run's devices, with their positions in the writer.
             micro_steps: Backward passes of the step.
         """
-        if not self._due or not self._left:
-            return
         self._due = False
         self._left -= 1
         self._guarded(self._predict, models, optimizers, devices, max(1, micro_steps))

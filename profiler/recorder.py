@@ -11,7 +11,7 @@ import torch
 from vramscope.storage.records import Phase
 
 from .activations import saved_bytes
-from .census import Census
+from .census import Census, HeldBytes
 from .config import ProfilerConfig
 from .detail import DetailStep
 from .device_books import KEPT_KINDS
@@ -77,7 +77,7 @@ class StepRecorder:
         self._kind: list[Hashable] = []
         self._inputs: set[int] = set()
         self._current: Phase | None = None
-        self._driver_read = 0.0
+        self._driver_due = 0
 
     # ---- set-up
 
@@ -112,7 +112,7 @@ class StepRecorder:
             self._open_step()
         self._loop.forward_begins(training=training)
         if training:
-            shapes = tuple((t.shape, t.dtype) for t in tensors_in([args, kwargs]))
+            shapes = _shapes(args, kwargs)
             self._kind.append(shapes)
             if shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES:
                 self._shapes.add(shapes)
@@ -182,14 +182,16 @@ class StepRecorder:
         self._close_interval()
         kind = (tuple(self._kind), micro_steps, skipped)
         if self._detail is None:
-            self._hand_over(self._facts(kind, micro_steps, skipped, ended))
+            held = self._census.held()
+            self._hand_over(self._facts(kind, micro_steps, skipped, ended, held))
             if self._walk:
                 self._follows(kind, 0)
             elif kind not in self._followed:
                 self._schedule.saw_new_kind()
         else:
-            self._detail.end()
-            self._hand_over(self._facts(kind, micro_steps, skipped, ended))
+            holdings, held = self._census.recount()
+            self._detail.end(holdings)
+            self._hand_over(self._facts(kind, micro_steps, skipped, ended, held))
             self._follows(kind, self._detail.outlived())
             self._survivors = self._detail.close()
             self._detail = None
@@ -238,18 +240,21 @@ class StepRecorder:
             if gauge is not None:
                 gauge.walked = max(gauge.walked, size)
 
-    def _ask_driver(self) -> None:
-        now = time.monotonic()
-        if now - self._driver_read >= self._config.driver_every_s:
-            self._driver_read = now
+    def _ask_driver(self, now_ns: int) -> None:
+        if now_ns >= self._driver_due:
+            self._driver_due = now_ns + int(self._config.driver_every_s * 1e9)
             for gauge in self._gauges.values():
                 gauge.driver = gauge.source.driver()
 
     def _facts(
-        self, kind: Hashable | None, micro_steps: int, skipped: bool, ended: int
+        self,
+        kind: Hashable | None,
+        micro_steps: int,
+        skipped: bool,
+        ended: int,
+        held: dict[torch.device, HeldBytes],
     ) -> StepFacts:
-        held = self._census.held()
-        self._ask_driver()
+        self._ask_driver(ended)
         return StepFacts(
             self._step,
             self._started_ns,
@@ -276,9 +281,10 @@ class StepRecorder:
             return
         ended = time.perf_counter_ns()
         self._close_interval()
+        holdings, held = self._census.recount()
         if self._detail is not None:
-            self._detail.take_stock()
-        facts = self._facts(None, 0, skipped=False, ended=ended)
+            self._detail.take_stock(holdings)
+        facts = self._facts(None, 0, skipped=False, ended=ended, held=held)
         if facts.detail is not None:  # The step may go on, and with it what it found.
             facts = facts._replace(detail=facts.detail.frozen())
         self._hand_over(facts)
@@ -290,3 +296,15 @@ class StepRecorder:
             self._detail.close()
             self._detail = None
         self._open = False
+
+
+def _shapes(args: Any, kwargs: Any) -> Hashable:
+    """What tells one kind of call from another: shapes and dtypes of all tensors handed in."""
+    found: list[Hashable] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) is torch.Tensor:
+            found += (value.shape, value.dtype)
+        else:
+            for tensor in tensors_in(value):
+                found += (tensor.shape, tensor.dtype)
+    return tuple(found)

@@ -286,8 +286,8 @@ class MemoryProfiler:
             self._predictor.saw_call(args, kwargs)
 
     def _after_step(self, micro_steps: int) -> None:
-        if self._predictor is not None:
-            self._predictor.after_step(
+        if self._predictor is not None and self._predictor.due:
+            self._predictor.predict(
                 self._living_models(),
                 self._living_optimizers(),
                 self._devices,

@@ -107,6 +107,11 @@ class AllocationTracker(TorchDispatchMode):
         """Storages that were there before the log began."""
         self.log: list[LogEntry] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiled runs here: torch need not shield every call from the compiler."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -148,10 +153,18 @@ class AllocationTracker(TorchDispatchMode):
                     self.classify(after, copy, MemoryClass.AUTOCAST_CACHE)
 
     def _visit(self, values: Iterable[Any], *, new: bool) -> None:
+        alive = self._alive
         for value in values:
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if (kind is torch.Tensor or kind is torch.nn.Parameter) and (
+                value.layout is torch.strided
+            ):  # By far the most: without a detour.
+                storage = value.untyped_storage()
+                if storage._cdata not in alive:
+                    self.enter(storage, value, new=new)
+            elif isinstance(value, torch.Tensor):
                 for storage in storages_of(value):
-                    if storage._cdata not in self._alive:
+                    if storage._cdata not in alive:
                         self.enter(storage, value, new=new)
             elif isinstance(value, (list, tuple)):
                 self._visit(value, new=new)

@@ -9,7 +9,7 @@ import threading
 import tracemalloc
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -398,8 +398,10 @@ def test_parameters_on_several_devices_are_recorded_device_by_device(
     card = Card(1, held=1 << 20, asked=asked)
     real = counting.Census._count
 
-    def count(self: counting.Census) -> dict[torch.device, counting.HeldBytes]:
-        counted = real(self)
+    def count(
+        self: counting.Census, holdings: Iterable[counting.Holding]
+    ) -> dict[torch.device, counting.HeldBytes]:
+        counted = real(self, holdings)
         counted[card.device] = counting.HeldBytes({MemoryClass.PARAMETERS: 1 << 19})
         return counted
 

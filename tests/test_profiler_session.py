@@ -485,7 +485,7 @@ def test_a_fault_of_ours_is_one_warning(store_path: Path, monkeypatch: pytest.Mo
         with MemoryProfiler(model, optimizer, store=store_path, config=EVERY_STEP):
             for step in range(4):
                 if step == 2:
-                    monkeypatch.setattr(Census, "held", lambda self: 1 / 0)
+                    monkeypatch.setattr(Census, "holdings", lambda self: 1 / 0)
                 model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
     ours = [w for w in caught if "vramscope stopped recording" in str(w.message)]

@@ -486,7 +486,6 @@ def test_records_that_cannot_be_made_are_complained_of_and_the_others_kept(
     writer.write_later(fails)
     writer.write(make_step(3))
     with pytest.warns(StorageWarning, match=r"could not be made \(ZeroDivisionError: books\)"):
-        writer.flush()
         writer.close(RunStatus.COMPLETED)
     assert stored_steps(path, writer.run_id) == [1, 3]
     assert writer.lost_records == 1
