@@ -118,7 +118,8 @@ class StepFollower:
         detail, self._detail = self._detail, None
         if detail is None:
             return
-        detail.end()
+        holdings, held = self._census.recount()
+        detail.end(holdings)
         self.steps.append(
             StepFacts(
                 step=len(self.steps) + 1,
@@ -128,7 +129,7 @@ class StepFollower:
                 skipped=skipped,
                 kind=tuple(self._kind),
                 phase=self._phase,
-                held=self._census.held(),
+                held=held,
                 devices={FAKE: DeviceFacts((), 0, DriverReading())},
                 detail=detail.findings(),
             )
