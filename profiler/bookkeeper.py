@@ -13,7 +13,8 @@ from .census import HeldBytes
 from .detail_records import detail_records
 from .device_books import DeviceBooks, StepBooks
 from .facts import DeviceFacts, StepFacts
-from .replay import replay
+from .leak_shapes import with_shapes
+from .replay import DetailLog, TensorGroup, largest_groups, replay
 
 _NOTHING_HELD = HeldBytes()
 
@@ -67,9 +68,14 @@ class Bookkeeper:
             requested=max((i.reading.peak_requested or 0 for i in seen.intervals), default=None),
             device_used=seen.driver.device_used,
             process_used=seen.driver.process_used,
+            outside_allocator=device.outside_allocator(seen.driver, books.end.reserved),
+            other_processes=seen.driver.other_processes,
+            driver_reserved=seen.driver.driver_reserved,
             paged=held.paged or None,
         )
         if facts.complete:
+            if found is not None:
+                device.note_outliving(_alive_at_end(found.log, device.device))
             yield from _growth(device, facts.step, books)
         if found is not None:
             yield from detail_records(found, device, books, facts.step)
@@ -86,6 +92,10 @@ def _close(device: DeviceBooks, facts: StepFacts, seen: DeviceFacts, held: HeldB
     return device.close_step(facts.kind, held, seen.intervals)
 
 
+def _alive_at_end(log: DetailLog, device: torch.device) -> list[TensorGroup]:
+    return largest_groups(log, device, len(log.entries), len(log.base) + len(log.entries))
+
+
 def _growth(device: DeviceBooks, step: int, books: StepBooks) -> Iterator[Event]:
     use = books.end
     peak = books.peak.allocated
@@ -97,7 +107,7 @@ def _growth(device: DeviceBooks, step: int, books: StepBooks) -> Iterator[Event]
         yield Event(
             kind=EventKind(growth.kind),
             at_ns=time.time_ns(),
-            message=growth.message,
+            message=with_shapes(growth, device.grown).message,
             device=device.position,
             step=growth.step,
             bytes=growth.bytes,

@@ -11,10 +11,11 @@ from vramscope.storage.records import MemoryClass, MemoryUse, Phase
 
 from .books import Interval, Profile, census_books, end_books, phase_books
 from .census import HeldBytes
-from .devices.source import AllocatorReading
+from .devices.source import AllocatorReading, DriverReading
 from .facts import DeviceFacts
 from .growth import GrowthDetector
-from .replay import PhaseBooks
+from .leak_shapes import grown
+from .replay import PhaseBooks, TensorGroup
 
 KEPT_KINDS = 64
 """Of so many kinds of step the newest detail step is remembered."""
@@ -52,6 +53,29 @@ class DeviceBooks:
         self.growth = GrowthDetector(capacity)
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._newest: tuple[HeldBytes, Profile, StepBooks] | None = None
+        self._driver = DriverReading()
+        self._outside: int | None = None
+        self._outlived: Sequence[TensorGroup] | None = None
+        self.grown: tuple[TensorGroup, ...] = ()
+        """What the last followed step that left anything behind left more than the one before."""
+
+    def outside_allocator(self, driver: DriverReading, reserved: int | None) -> int | None:
+        """What this process uses beside the allocator, by the driver's newest reading.
+
+        Args:
+            driver: The newest reading; until the driver is asked again, the same one.
+            reserved: What the allocator holds at the end of this step, in bytes.
+        """
+        if driver is not self._driver:
+            self._driver = driver
+            self._outside = driver.outside_allocator(reserved)
+        return self._outside
+
+    def note_outliving(self, groups: Sequence[TensorGroup]) -> None:
+        """Takes all that was alive at the end of a followed step."""
+        if self._outlived is not None:
+            self.grown = grown(self._outlived, groups) or self.grown
+        self._outlived = groups
 
     def close_detail(
         self,

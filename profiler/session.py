@@ -26,7 +26,7 @@ from .bookkeeper import Bookkeeper
 from .census import Census
 from .config import ProfilerConfig
 from .devices import SourceFactory, Sources
-from .endings import dump_snapshot, ending_of, out_of_memory_behind
+from .endings import Request, dump_snapshot, ending_of, out_of_memory_behind, request_of
 from .facts import StepFacts
 from .hooks import Hooks, unwrapped
 from .prediction import Predictor
@@ -229,7 +229,7 @@ class MemoryProfiler:
         """Keeps a remark with the run, at this step; the dashboard shows it on the chart."""
         self._note(EventKind.NOTE, text)
 
-    def _note(self, kind: EventKind, text: str) -> None:
+    def _note(self, kind: EventKind, text: str, about: Request | None = None) -> None:
         if self._writer is None or self._recorder is None:
             return
         self._writer.write(
@@ -237,8 +237,10 @@ class MemoryProfiler:
                 kind=kind,
                 at_ns=time.time_ns(),
                 message=text,
+                device=self._devices.get(about.device) if about and about.device else None,
                 step=self._recorder.step_number or None,
                 phase=self._recorder.loop.phase,
+                bytes=about.bytes if about else None,
             )
         )
 
@@ -270,7 +272,7 @@ class MemoryProfiler:
             message += self._predictor.ways_out(
                 self._living_models(), self._living_optimizers(), self._devices
             )
-        self._note(EventKind.OOM, message)
+        self._note(EventKind.OOM, message, request_of(error))
         if self._config.snapshot_on_oom is not None:
             path = dump_snapshot(self._config.snapshot_on_oom, self.run_id or "run", self._rank)
             if path is not None:
@@ -302,9 +304,10 @@ class MemoryProfiler:
 
     def _record_device(self, device: torch.device, position: int, info: DeviceInfo) -> None:
         self._devices[device] = position
-        self._books.add_device(device, position, info.total_bytes)
+        source = self._sources.of(device)
+        self._books.add_device(source.device, position, info.total_bytes)
         if self._recorder is not None:
-            self._recorder.add_device(self._sources.of(device))
+            self._recorder.add_device(source)
 
     def _keep(self, facts: StepFacts) -> None:
         if self._writer is not None:
@@ -322,7 +325,10 @@ class MemoryProfiler:
             name=self._name,
             started_at=datetime.now(UTC),
             world_size=self._world_size,
-            environment=identity.environment(),
+            environment={
+                **identity.environment(),
+                "nvidia_driver": self._sources.driver_version,
+            },
         )
 
     def _refuse_twice(self, models: Sequence[torch.nn.Module]) -> None:

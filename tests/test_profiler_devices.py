@@ -261,7 +261,12 @@ class Scripted:
         )
 
     def driver(self) -> DriverReading:
-        return DriverReading(device_used=GIB // 2, process_used=GIB // 4)
+        return DriverReading(
+            device_used=GIB // 2,
+            process_used=GIB // 4,
+            other_processes=GIB // 8,
+            driver_reserved=16 << 20,
+        )
 
     def close(self) -> None:
         pass
@@ -293,6 +298,9 @@ def test_the_books_close_on_what_the_allocator_says(store_path: Path, detail_fir
         assert step.end.gradients == 40_960
         assert step.device_used == GIB // 2
         assert step.process_used == GIB // 4
+        assert step.outside_allocator == GIB // 4 - (steps[0].end.reserved or 0)
+        assert step.other_processes == GIB // 8
+        assert step.driver_reserved == 16 << 20
     assert (steps[-1].end.unattributed or 0) <= Scripted.hidden
     assert (steps[-1].end.activations is None) == (detail_first == 0)
 

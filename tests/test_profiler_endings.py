@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
+from vramscope.profiler import MemoryProfiler, ProfilerConfig
 from vramscope.profiler.endings import Request, out_of_memory_behind, request_of
+from vramscope.storage.reader import RunReader
+from vramscope.storage.records import EventKind
 
 SAID = (
     "CUDA out of memory. Tried to allocate {size}. GPU {card} has a total capacity of 79.15 GiB of "
@@ -50,3 +56,29 @@ def test_the_error_behind_another_is_asked() -> None:
     found = out_of_memory_behind(outer)
     assert found is not None
     assert request_of(found).bytes == 2 * 2**30
+
+
+@pytest.mark.parametrize(("card", "known"), [(3, True), (4, False)])
+def test_the_event_says_how_much_was_asked_for_and_where(
+    store_path: Path, card: int, known: bool
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = ProfilerConfig(predict=False)
+
+    def train() -> None:
+        with MemoryProfiler(model, optimizer, store=store_path, config=config) as profiler:
+            model(torch.ones(1, 4)).sum().backward()
+            profiler._devices[torch.device("cuda", 3)] = 0  # as if the model lay there
+            raise torch.OutOfMemoryError(SAID.format(size="1.50 GiB", card=card))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        train()
+    with RunReader(store_path) as reader:
+        run = reader.runs().rows[0].info
+        (event,) = reader.events(run.id)
+        (device,) = reader.devices(run.id)
+    assert event.kind is EventKind.OOM
+    assert event.bytes == 3 * 2**29
+    assert event.device == (device.id if known else None)
+    assert run.environment["nvidia_driver"] is None  # a CPU has none

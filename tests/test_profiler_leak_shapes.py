@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from vramscope.profiler import growth_events
+from torch import nn
+from vramscope.profiler import MemoryProfiler, growth_events
 from vramscope.profiler.growth_events import Growth, Subject
 from vramscope.profiler.leak_shapes import grown, with_shapes
 from vramscope.profiler.replay import TensorGroup
-from vramscope.storage.records import MemoryClass
+from vramscope.storage.reader import RunReader
+from vramscope.storage.records import EventKind, MemoryClass
 
 KIB = 1024
 
@@ -91,3 +95,22 @@ def test_memory_without_a_class_is_named_by_what_no_census_counts() -> None:
     assert with_shapes(leak(8, None), groups).message.endswith(
         "each step leaves 1 tensor of one number float64"
     )
+
+
+def test_a_real_leak_names_its_tensors(store_path: Path) -> None:
+    """Outputs that are kept, of the second of two layers; the first one's come and go."""
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 48))
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = []
+    with MemoryProfiler(model, optimizer, store=store_path):
+        for _ in range(20):
+            output = model(torch.randn(64, 32))
+            kept.append(output.detach())
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with RunReader(store_path) as reader:
+        events = reader.events(reader.runs().rows[0].info.id)
+    leaks = [e.message for e in events if e.kind is EventKind.LEAK]
+    assert leaks
+    assert all(m.endswith("; each step leaves 1 tensor of 64×48 float32") for m in leaks)
