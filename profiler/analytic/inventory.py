@@ -77,6 +77,15 @@ class TensorInventory:
     buffers: tuple[int, ...] = setting(
         "Bytes of each unique storage of a module buffer.", (), minimum=0
     )
+    tied_numel: int = setting(
+        "Elements that second names of a parameter (a head tied to the embedding) would count "
+        "again; they are stored once.",
+        0,
+        minimum=0,
+    )
+    buffer_numel: int | None = setting(
+        "Elements of all buffers, where they are known.", None, minimum=0
+    )
 
     def __post_init__(self) -> None:
         check(self)
