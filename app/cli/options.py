@@ -166,3 +166,12 @@ Device = Annotated[
         "--device", metavar="WORD", help="cuda or cpu.", show_default=False, rich_help_panel=_SETUP
     ),
 ]
+
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Run the model itself without memory (needs transformers) instead of the formulas; "
+        "the file is a config.json.",
+    ),
+]

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from vramscope.profiler.analytic import Prediction, predict, read_scenario_file, scenario_schema
-from vramscope.storage.records import MemoryUse, Phase
+from vramscope.profiler.analytic import predict, read_scenario_file, scenario_schema
+from vramscope.storage.records import MemoryUse, Phase, PredictionRecord
 
 from ..format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, size, whole_bytes
 from ..reports.run_json import prediction_mapping
 from . import options, terminal
 from .books import add_books, largest_of
+from .dry_run import dry_run
 from .errors import ScenarioNotUsable
 from .scenario_flags import ScenarioFlags
 from .tables import Scale, add, say, table
@@ -22,6 +23,7 @@ EXAMPLES = (
     "vramscope predict --model config.json --micro-batch 4 --sequence 2048",
     "vramscope predict scenario.yaml --precision bf16-mixed --terms",
     "vramscope predict scenario.yaml --zero-stage 3 --devices 8 --json",
+    "vramscope predict --model config.json --dry-run --micro-batch 4 --sequence 2048",
     "vramscope predict --schema > scenario.schema.json",
 )
 
@@ -48,6 +50,7 @@ def predict_command(
     devices: options.Devices = None,
     zero_stage: options.ZeroStage = None,
     device: options.Device = None,
+    run_dry: options.DryRun = False,
     terms: Annotated[
         bool, typer.Option("--terms", help="List every summand with its formula filled in.")
     ] = False,
@@ -79,7 +82,8 @@ def predict_command(
         zero_stage=zero_stage,
         device=device,
     )
-    prediction = _predict(_only(scenario, model), flags)
+    path = _only(scenario, model)
+    prediction = dry_run(path, flags) if run_dry else _predict(path, flags)
     if as_json:
         terminal.print_json(_mapping(prediction))
         return
@@ -99,14 +103,14 @@ def _only(scenario: Path | None, model: Path | None) -> Path:
     return path
 
 
-def _predict(path: Path, flags: ScenarioFlags) -> Prediction:
+def _predict(path: Path, flags: ScenarioFlags) -> PredictionRecord:
     try:
-        return predict(flags.apply(read_scenario_file(path)))
+        return predict(flags.apply(read_scenario_file(path))).to_record(0)
     except ValueError as error:
         raise ScenarioNotUsable(str(error)) from error
 
 
-def _phases(console: Console, prediction: Prediction) -> None:
+def _phases(console: Console, prediction: PredictionRecord) -> None:
     order = [phase for phase in Phase if phase in prediction.phases]
     books: list[MemoryUse] = [prediction.phases[phase] for phase in order]
     scale = Scale.of(largest_of(prediction.peak, *books))
@@ -120,11 +124,11 @@ def _phases(console: Console, prediction: Prediction) -> None:
     say(console, "", _sentence(prediction))
 
 
-def _peak_heading(prediction: Prediction) -> str:
+def _peak_heading(prediction: PredictionRecord) -> str:
     return "Peak" if prediction.peak_phase is not None else "At least"
 
 
-def _sentence(prediction: Prediction) -> str:
+def _sentence(prediction: PredictionRecord) -> str:
     peak = size(prediction.peak.allocated)
     if prediction.peak_phase is None:
         return f"Peak: at least {peak} allocated; a phase that may hold more is not predicted."
@@ -135,7 +139,7 @@ def _sentence(prediction: Prediction) -> str:
     return f"Peak: {peak} allocated in {PHASE_LABELS[prediction.peak_phase]}{band}."
 
 
-def _terms(console: Console, prediction: Prediction) -> None:
+def _terms(console: Console, prediction: PredictionRecord) -> None:
     made = table("Terms", ("Class", "Term", "Formula", "Source", "Bytes"), texts=4)
     for term in prediction.terms:
         label = UNKNOWN if term.memory_class is None else CLASS_LABELS[term.memory_class]
@@ -144,13 +148,13 @@ def _terms(console: Console, prediction: Prediction) -> None:
     console.print(made)
 
 
-def _left_out(console: Console, prediction: Prediction) -> None:
+def _left_out(console: Console, prediction: PredictionRecord) -> None:
     if prediction.not_modelled:
         say(console, "", "Not in these figures:")
         say(console, *(f"  {note}" for note in prediction.not_modelled))
 
 
-def _mapping(prediction: Prediction) -> dict[str, object]:
-    record = prediction_mapping(prediction.to_record(0))
+def _mapping(prediction: PredictionRecord) -> dict[str, object]:
+    record = prediction_mapping(prediction)
     del record["device"]
     return record

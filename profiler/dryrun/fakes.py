@@ -8,7 +8,7 @@ autograd accepts, and under ``FakeTensorMode`` modules cannot be cast.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -46,7 +46,8 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
         return known[1]
 
     for module in model.modules():
-        for owned in (module._parameters, module._buffers, vars(module)):
+        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        for owned in tensors:
             for name, value in list(owned.items()):
                 if isinstance(value, torch.Tensor):
                     owned[name] = fake_of(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,5 +43,5 @@ def rms_norm(
     """
     if torch.is_autocast_enabled("cpu"):  # on CUDA's list of what is computed in float32
         input = input.float()
-    normed: Tensor = _FusedRmsNorm.apply(input, weight, len(normalized_shape))
-    return normed
+    apply: Callable[..., Tensor] = _FusedRmsNorm.apply
+    return apply(input, weight, len(normalized_shape))

@@ -56,12 +56,19 @@ class DryRun:
         uses = [r.peak for r in self.phases if r.phase is phase]
         return max(uses, key=lambda use: use.allocated or 0, default=None)
 
-    def save(self, store: str | Path | None = None, *, name: str = "dry run") -> str:
+    def save(
+        self,
+        store: str | Path | None = None,
+        *,
+        name: str = "dry run",
+        more: Sequence[Record] = (),
+    ) -> str:
         """Writes it into a store as a run, which every chart draws beside measured ones.
 
         Args:
             store: URL or path; ``VRAMSCOPE_DB`` or ``vramscope.db`` by default.
             name: For people.
+            more: Further records of the run.
 
         Returns:
             The run's id.
@@ -78,7 +85,7 @@ class DryRun:
         )
         device = DeviceInfo(host=identity.host_name(), kind=self.device, name="dry run")
         writer = RunWriter(store, run, [device])
-        for record in self.records:
+        for record in (*self.records, *more):
             writer.write(record)
         writer.close(RunStatus.COMPLETED)
         return run.id
