@@ -1,6 +1,6 @@
 """Which storages belong to which class: parameters, gradients, optimizer state, buffers.
 
-The census enumerates unique storages, and is redone only when a cheap fingerprint changes.
+The census enumerates unique storages, and is redone only when a cheap look finds a change.
 It keeps no tensor, module or optimizer alive.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 import torch
 from vramscope.storage.records import MemoryClass
 
 from .storages import storages_of, tensors_in
+from .watch import Watch, alive
 
 _HALF = (torch.float16, torch.bfloat16)
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -62,8 +61,7 @@ class Census:
         self._block_bytes = block_bytes
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._masters: list[weakref.ref[torch.Tensor]] = []
-        self._others: list[weakref.ref[torch.Tensor]] = []
-        self._fingerprint: tuple[Hashable, ...] | None = None
+        self._watch = Watch(self._optimizers)
         self._volatile = True
         self._held: dict[torch.device, HeldBytes] = {}
         self.counts = 0
@@ -82,14 +80,14 @@ class Census:
         """Looks the parameters up anew (a module may have been added, moved or cast)."""
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
-        for model in _alive(self._models):
+        for model in alive(self._models):
             for parameter in model.parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     owned.append(parameter)
         half = any(parameter.dtype in _HALF for parameter in owned)
         masters: list[torch.Tensor] = []
-        for optimizer in _alive(self._optimizers):
+        for optimizer in alive(self._optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if id(parameter) in seen:
@@ -100,10 +98,12 @@ class Census:
         self._parameters = [weakref.ref(parameter) for parameter in owned]
         self._masters = [weakref.ref(parameter) for parameter in masters]
         optimized = {
-            id(p) for o in _alive(self._optimizers) for g in o.param_groups for p in g["params"]
+            id(p) for o in alive(self._optimizers) for g in o.param_groups for p in g["params"]
         }
-        self._others = [weakref.ref(p) for p in owned if p.requires_grad and id(p) not in optimized]
-        self._fingerprint = None
+        self._watch.begin(
+            [weakref.ref(p) for p in owned if p.requires_grad and id(p) not in optimized]
+        )
+        self._volatile = True
 
     def devices(self) -> list[torch.device]:
         """Devices that hold parameters, accelerators first; from the last count."""
@@ -113,35 +113,22 @@ class Census:
             key=lambda d: (d.type == "cpu", d.index or 0),
         )
 
-    def held(self) -> dict[torch.device, HeldBytes]:
-        """Bytes by device and class, now; from memory where nothing can have changed."""
-        fingerprint = self._take_fingerprint()
-        if self._volatile or fingerprint != self._fingerprint:
-            self._fingerprint = fingerprint
+    def held(self, likeness: Hashable = None) -> dict[torch.device, HeldBytes]:
+        """Bytes by device and class, now; from memory where nothing can have changed.
+
+        Args:
+            likeness: Equal for steps that are alike: see :class:`Watch`.
+        """
+        if self._watch.changed(likeness) or self._volatile:
             self._held = self._count(self.holdings())
         return self._held
 
     def recount(self) -> tuple[list[Holding], dict[torch.device, HeldBytes]]:
-        """Counts anew whatever the fingerprint says, and says what was counted."""
+        """Counts anew, changed or not, and says what was counted."""
+        self._watch.changed(None)
         holdings = list(self.holdings())
-        self._fingerprint = self._take_fingerprint()
         self._held = self._count(holdings)
         return holdings, self._held
-
-    def _take_fingerprint(self) -> tuple[Hashable, ...]:
-        """What changes whenever the count can: called at every step, so it must be cheap."""
-        found: list[Hashable] = []
-        for optimizer in _alive(self._optimizers):
-            states = optimizer.state.values()
-            found.append(len(states))
-            found.append(_entries(states))
-            for group in optimizer.param_groups:
-                parameters = group["params"]
-                found.append(len([1 for p in parameters if p.grad is not None]))
-                if parameters:
-                    found += (parameters[0].dtype, parameters[0].device)
-        found.append(len([1 for p in _alive(self._others) if p.grad is not None]))
-        return tuple(found)
 
     def _count(self, holdings: Iterable[Holding]) -> dict[torch.device, HeldBytes]:
         counted: dict[torch.device, HeldBytes] = {}
@@ -173,13 +160,13 @@ class Census:
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """The gradients that parameters have now."""
-        return _gradients_of((*_alive(self._parameters), *_alive(self._masters)))
+        return _gradients_of((*alive(self._parameters), *alive(self._masters)))
 
     def _tensors(
         self,
     ) -> Iterator[tuple[torch.Tensor, MemoryClass, bool, torch.device | None]]:
-        parameters = list(_alive(self._parameters))
-        masters = list(_alive(self._masters))
+        parameters = list(alive(self._parameters))
+        masters = list(alive(self._masters))
         for parameter in parameters:
             yield parameter, MemoryClass.PARAMETERS, False, None
         for parameter in masters:
@@ -187,7 +174,7 @@ class Census:
         for gradient in _gradients_of((*parameters, *masters)):
             self._volatile |= gradient.layout is not torch.strided
             yield gradient, MemoryClass.GRADIENTS, False, None
-        for optimizer in _alive(self._optimizers):
+        for optimizer in alive(self._optimizers):
             for owner, state in optimizer.state.items():
                 values = state.values() if isinstance(state, dict) else (state,)
                 for value in values:
@@ -197,7 +184,7 @@ class Census:
                         self._volatile = True  # grows inside one entry, as LBFGS's history does
                         for tensor in tensors_in(value):
                             yield tensor, MemoryClass.OPTIMIZER_STATE, False, None
-        for model in _alive(self._models):
+        for model in alive(self._models):
             for buffer in model.buffers():
                 yield buffer, MemoryClass.BUFFERS, False, None
 
@@ -209,23 +196,8 @@ def _gradients_of(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
                 yield gradient
 
 
-def _entries(states: Iterable[Any]) -> Hashable:
-    """Entries of all states together; where one cannot be counted, what equals nothing."""
-    try:
-        return sum(map(len, states))
-    except TypeError:
-        return object()
-
-
 def _paged_for(state: torch.Tensor, owner: object) -> torch.device | None:
     """Bitsandbytes' paged state says it is on the CPU, and is paged to its parameter's device."""
     if not getattr(state, "is_paged", False):
         return None
     return owner.device if isinstance(owner, torch.Tensor) else state.device
-
-
-def _alive(references: Sequence[weakref.ref[_T]]) -> Iterator[_T]:
-    for reference in references:
-        referent = reference()
-        if referent is not None:
-            yield referent

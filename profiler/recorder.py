@@ -75,6 +75,8 @@ class StepRecorder:
         self._started_ns = 0
         self._began = 0
         self._kind: list[Hashable] = []
+        self._first_node = 0
+        self._nodes = 0
         self._inputs: set[int] = set()
         self._current: Phase | None = None
         self._driver_due = 0
@@ -131,6 +133,7 @@ class StepRecorder:
     def backward_begins(self, roots: Sequence[Any]) -> None:
         """The autograd engine starts."""
         self._open_step()
+        self._nodes = torch._C._autograd._get_sequence_nr() - self._first_node
         if self._detail is not None:
             self._detail.backward_begins(roots)
         elif self._walk:
@@ -182,7 +185,7 @@ class StepRecorder:
         self._close_interval()
         kind = (tuple(self._kind), micro_steps, skipped)
         if self._detail is None:
-            held = self._census.held()
+            held = self._census.held((self._nodes, micro_steps, skipped))
             self._hand_over(self._facts(kind, micro_steps, skipped, ended, held))
             if self._walk:
                 self._follows(kind, 0)
@@ -213,6 +216,7 @@ class StepRecorder:
         self._open = True
         self._step += 1
         self._kind.clear()
+        self._first_node = torch._C._autograd._get_sequence_nr()
         if self._schedule.is_due(self._step):
             self._census.refresh()
             models = self._models()
