@@ -14,7 +14,7 @@ from .detail_records import detail_records
 from .device_books import DeviceBooks, StepBooks
 from .facts import DeviceFacts, StepFacts
 from .leak_shapes import with_shapes
-from .replay import DetailLog, TensorGroup, largest_groups, replay
+from .replay import replay
 
 _NOTHING_HELD = HeldBytes()
 
@@ -75,7 +75,7 @@ class Bookkeeper:
         )
         if facts.complete:
             if found is not None:
-                device.note_outliving(_alive_at_end(found.log, device.device))
+                device.note_outliving(found)
             yield from _growth(device, facts.step, books)
         if found is not None:
             yield from detail_records(found, device, books, facts.step)
@@ -92,10 +92,6 @@ def _close(device: DeviceBooks, facts: StepFacts, seen: DeviceFacts, held: HeldB
     return device.close_step(facts.kind, held, seen.intervals)
 
 
-def _alive_at_end(log: DetailLog, device: torch.device) -> list[TensorGroup]:
-    return largest_groups(log, device, len(log.entries), len(log.base) + len(log.entries))
-
-
 def _growth(device: DeviceBooks, step: int, books: StepBooks) -> Iterator[Event]:
     use = books.end
     peak = books.peak.allocated
@@ -107,7 +103,7 @@ def _growth(device: DeviceBooks, step: int, books: StepBooks) -> Iterator[Event]
         yield Event(
             kind=EventKind(growth.kind),
             at_ns=time.time_ns(),
-            message=with_shapes(growth, device.grown).message,
+            message=with_shapes(growth, device.leftovers).message,
             device=device.position,
             step=growth.step,
             bytes=growth.bytes,

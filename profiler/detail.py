@@ -34,8 +34,8 @@ class DetailStep:
         self, census: Census, models: Sequence[torch.nn.Module], block_bytes: dict[str, int]
     ) -> None:
         self._census = census
-        self._tracker = AllocationTracker(block_bytes)
         self._ranges = ModuleRanges(models)
+        self._tracker = AllocationTracker(block_bytes, self._ranges.began)
         self._marks: list[PhaseMark] = []
         self._saved: list[SavedBytes] = []
         self._walked = False
@@ -152,6 +152,7 @@ class DetailStep:
             tracked = self._tracker.find(holding.storage)
             _leave_out_if_paged(holding, tracked)
             _claim(tracked, holding.memory_class)
+        self._census.recognise([*self._tracker.base, *(e.storage for e in self._tracker.log)])
 
     def findings(self) -> DetailFindings:
         """What was found so far; once the step is closed, it stays as it is."""

@@ -12,9 +12,9 @@ from vramscope.storage.records import MemoryClass, MemoryUse, Phase
 from .books import Interval, Profile, census_books, end_books, phase_books
 from .census import HeldBytes
 from .devices.source import AllocatorReading, DriverReading
-from .facts import DeviceFacts
+from .facts import DetailFindings, DeviceFacts
 from .growth import GrowthDetector
-from .leak_shapes import grown
+from .leak_shapes import Leftover, alive_at_end, grown, leftovers
 from .replay import PhaseBooks, TensorGroup
 
 KEPT_KINDS = 64
@@ -56,8 +56,8 @@ class DeviceBooks:
         self._driver = DriverReading()
         self._outside: int | None = None
         self._outlived: Sequence[TensorGroup] | None = None
-        self.grown: tuple[TensorGroup, ...] = ()
-        """What the last followed step that left anything behind left more than the one before."""
+        self.leftovers: tuple[Leftover, ...] = ()
+        """What a followed step left more than the one before, when that happened last."""
 
     def outside_allocator(self, driver: DriverReading, reserved: int | None) -> int | None:
         """What this process uses beside the allocator, by the driver's newest reading.
@@ -71,11 +71,13 @@ class DeviceBooks:
             self._outside = driver.outside_allocator(reserved)
         return self._outside
 
-    def note_outliving(self, groups: Sequence[TensorGroup]) -> None:
-        """Takes all that was alive at the end of a followed step."""
-        if self._outlived is not None:
-            self.grown = grown(self._outlived, groups) or self.grown
-        self._outlived = groups
+    def note_outliving(self, found: DetailFindings) -> None:
+        """Takes a followed step that has ended: what is alive then, beside the one before."""
+        alive = alive_at_end(found.log, self.device)
+        more = grown(self._outlived, alive) if self._outlived is not None else ()
+        if more:
+            self.leftovers = leftovers(more, found.log, self.device, found.names.module_of)
+        self._outlived = alive
 
     def close_detail(
         self,

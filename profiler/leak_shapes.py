@@ -5,13 +5,16 @@ What leaks in steps that are not followed is not seen here, so a difference is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
+import torch
 from vramscope.storage.records import MemoryClass
 
 from .growth_events import Growth
-from .replay import TensorGroup
+from .replay import DetailLog, TensorGroup, class_of, largest_groups
+from .tracker import TrackedStorage
 
 _NAMED = 2
 _LEAST_PART = 0.5
@@ -24,6 +27,22 @@ _COUNTED = (
     MemoryClass.BUFFERS,
 )
 
+Kind: TypeAlias = tuple[MemoryClass, tuple[int, ...], torch.dtype]
+"""What the tensors of one group have in common."""
+
+
+class Leftover(NamedTuple):
+    """Tensors that a step left behind, and the step before did not."""
+
+    group: TensorGroup
+    modules: tuple[str, ...] = ()
+    """Paths of the modules whose calls made them, as far as they are known."""
+
+
+def alive_at_end(log: DetailLog, device: torch.device) -> list[TensorGroup]:
+    """All that outlives a followed step, grouped."""
+    return largest_groups(log, device, len(log.entries), len(log.base) + len(log.entries))
+
 
 def grown(before: Sequence[TensorGroup], after: Sequence[TensorGroup]) -> tuple[TensorGroup, ...]:
     """What there is more of than before, the most bytes first.
@@ -35,10 +54,10 @@ def grown(before: Sequence[TensorGroup], after: Sequence[TensorGroup]) -> tuple[
     Returns:
         Groups with the difference as their count and bytes.
     """
-    known = {(g.memory_class, g.shape, g.dtype): g for g in before}
+    known = {_kind_of(g): g for g in before}
     more = []
     for group in after:
-        old = known.get((group.memory_class, group.shape, group.dtype))
+        old = known.get(_kind_of(group))
         count = group.count - (0 if old is None else old.count)
         size = group.bytes - (0 if old is None else old.bytes)
         if count > 0 and size > 0:
@@ -46,27 +65,76 @@ def grown(before: Sequence[TensorGroup], after: Sequence[TensorGroup]) -> tuple[
     return tuple(sorted(more, key=lambda g: (-g.bytes, g.memory_class.value, g.shape)))
 
 
-def with_shapes(growth: Growth, groups: Sequence[TensorGroup]) -> Growth:
+def leftovers(
+    groups: Sequence[TensorGroup],
+    log: DetailLog,
+    device: torch.device,
+    module_of: Callable[[int], str],
+) -> tuple[Leftover, ...]:
+    """Groups as :func:`grown` gives them, with the modules that made their tensors.
+
+    Args:
+        groups: By how much the step left more than the one before.
+        log: Of the step.
+        device: Whose storages to look at.
+        module_of: Path of the module that made a graph node, by its sequence number.
+    """
+    made = _made_by({_kind_of(g) for g in groups}, log, device, module_of)
+    return tuple(Leftover(g, tuple(made.get(_kind_of(g), ()))) for g in groups)
+
+
+def _made_by(
+    kinds: Collection[Kind],
+    log: DetailLog,
+    device: torch.device,
+    module_of: Callable[[int], str],
+) -> dict[Kind, list[str]]:
+    alive: dict[int, TrackedStorage] = {}
+    for storage, sign, _ in log.entries:
+        if sign < 0:
+            alive.pop(storage.serial, None)
+        elif storage.device == device and storage.sequence >= 0:
+            alive[storage.serial] = storage
+    made: dict[Kind, list[str]] = {}
+    for storage in alive.values():
+        kind = (class_of(storage), storage.shape, storage.dtype)
+        path = module_of(storage.sequence) if kind in kinds else ""
+        if path and path not in made.setdefault(kind, []):
+            made[kind].append(path)
+    return made
+
+
+def with_shapes(growth: Growth, found: Sequence[Leftover]) -> Growth:
     """A leak, naming the tensors that make up most of it; unchanged where none do.
 
     Args:
         growth: Of any kind; only a leak is named.
-        groups: As :func:`grown` gives them.
+        found: As :func:`leftovers` gives it.
     """
     if growth.kind != "leak" or not growth.slope_bytes:
         return growth
     if growth.memory_class is None:
-        its = [g for g in groups if g.memory_class not in _COUNTED]
+        its = [f for f in found if f.group.memory_class not in _COUNTED]
     else:
-        its = [g for g in groups if g.memory_class is growth.memory_class]
+        its = [f for f in found if f.group.memory_class is growth.memory_class]
     named = its[:_NAMED]
-    if sum(g.bytes for g in named) < _LEAST_PART * growth.slope_bytes:
+    if sum(f.group.bytes for f in named) < _LEAST_PART * growth.slope_bytes:
         return growth
-    said = " and ".join(_words(g) for g in named)
+    said = " and ".join(_words(f) for f in named)
     return replace(growth, message=f"{growth.message}; each step leaves {said}")
 
 
-def _words(group: TensorGroup) -> str:
+def _kind_of(group: TensorGroup) -> Kind:
+    return group.memory_class, group.shape, group.dtype
+
+
+def _words(found: Leftover) -> str:
+    group = found.group
     shape = "×".join(map(str, group.shape)) or "one number"
     tensors = "1 tensor" if group.count == 1 else f"{group.count:,} tensors"
-    return f"{tensors} of {shape} {str(group.dtype).removeprefix('torch.')}"
+    words = f"{tensors} of {shape} {str(group.dtype).removeprefix('torch.')}"
+    if not found.modules:
+        return words
+    shown = ", ".join(found.modules[:_NAMED])
+    others = ", …" if len(found.modules) > _NAMED else ""
+    return f"{words} (made in {shown}{others})"

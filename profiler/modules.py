@@ -78,6 +78,10 @@ class ModuleRanges:
                     self._ranges.append((first, end, path))
                 return
 
+    def began(self) -> int:
+        """Sequence number at which the innermost call that runs began; -1 outside any."""
+        return self._open[-1][1] if self._open else -1
+
     def names(self) -> ModuleNames:
         """What was noted so far."""
         return ModuleNames(tuple(self._ranges))

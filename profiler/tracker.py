@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -90,11 +90,14 @@ class AllocationTracker(TorchDispatchMode):
     Args:
         block_bytes: By device type, what an allocation is rounded up to; storages on other
             types of device are not followed.
+        call_began: Sequence number at which the innermost module call that runs began, -1
+            outside any.
     """
 
-    def __init__(self, block_bytes: dict[str, int]) -> None:
+    def __init__(self, block_bytes: dict[str, int], call_began: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._block_bytes = block_bytes
+        self._call_began = call_began
         self._alive: dict[int, TrackedStorage] = {}
         self.computing = False
         """Whether what appears now is made by forward or backward."""
@@ -185,7 +188,7 @@ class AllocationTracker(TorchDispatchMode):
         if new:
             if self.computing:
                 tracked.computed = True
-                tracked.sequence = _current_sequence()
+                tracked.sequence = self._current_sequence()
             self.log.append(LogEntry(tracked, 1, time.perf_counter_ns()))
         else:
             self.base.append(tracked)
@@ -262,10 +265,14 @@ class AllocationTracker(TorchDispatchMode):
             if t.device == device and (t.computed or t.outlived) and t.memory_class not in _HELD
         )
 
+    def _current_sequence(self) -> int:
+        """Of the node that runs, in backward; in forward, of the operator's own.
 
-def _current_sequence() -> int:
-    """In backward, of the node that runs; in forward, of the node made next."""
-    node = torch._C._current_autograd_node()
-    if node is None:
-        return int(torch._C._autograd._get_sequence_nr())
-    return int(node._sequence_nr())
+        An operator comes here when its node is made already, and the next number is waiting. One
+        that makes no node gets the number of another one of the same module call.
+        """
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return int(node._sequence_nr())
+        coming, began = int(torch._C._autograd._get_sequence_nr()), self._call_began()
+        return coming if began < 0 else max(coming - 1, began)

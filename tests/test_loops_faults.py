@@ -68,6 +68,41 @@ def test_a_profiled_loop_holds_the_bytes_that_it_holds_alone(store_path: Path) -
     assert live_bytes_after_each_step(store_path) == alone
 
 
+# --- The peak's module ---
+
+
+class Widens(nn.Module):
+    """Its largest tensor comes of its first operator, of its last, or of one without a node."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.where == "first":
+            return x.repeat(1, 64).sum(dim=1, keepdim=True)
+        if self.where == "last":
+            return x.exp().repeat(1, 64)
+        with torch.no_grad():
+            mask = torch.ones(x.shape[0], 64 * x.shape[1]).sum(dim=1, keepdim=True)
+        return x * mask
+
+
+@pytest.mark.parametrize("where", ["first", "last", "without a node"])
+def test_the_peaks_module_is_the_one_whose_operator_made_it(store_path: Path, where: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("before", nn.Linear(64, 64))
+    model.add_module("wide", Widens(where))
+    model.add_module("after", nn.Identity())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with MemoryProfiler(model, optimizer, store=store_path, config=EVERY_STEP):
+        model(torch.randn(256, 64))[:, :1].sum().backward()
+        optimizer.step()
+    ((step,), _, _) = read(store_path)
+    assert step.peak_module == "wide"
+
+
 # --- DDP's communication hooks ---
 
 
