@@ -62,6 +62,9 @@ def _measured(peak: StepRecord | None, last: StepRecord | None) -> dict[str, obj
         "peak_phase": peak.peak_phase and peak.peak_phase.value,
         "device_used": peak.device_used,
         "process_used": peak.process_used,
+        "outside_allocator": peak.outside_allocator,
+        "other_processes": peak.other_processes,
+        "driver_reserved": peak.driver_reserved,
     }
 
 

@@ -73,3 +73,22 @@ def test_the_hook_changes_no_loss(store_path: Path) -> None:
     _, _, first = train(store_path, EVERY_STEP, steps=10)
     _, _, second = train(store_path, ProfilerConfig(detail_first=0, detail_every=0), steps=10)
     assert first == second
+
+
+def test_what_the_driver_counts_holds_what_the_allocator_does(store_path: Path) -> None:
+    first, *_ = train(store_path, EVERY_STEP, steps=1)[0]
+    with RunReader(store_path) as reader:
+        run = reader.runs().rows[0].info
+        (device,) = reader.devices(run.id)
+    if first.device_used is None:
+        pytest.skip("the driver does not say what is in use on this device")
+    assert run.environment["nvidia_driver"]
+    assert device.unified is False
+    assert (device.driver_total_bytes or 0) >= first.device_used
+    parts = (
+        first.end.reserved,
+        first.outside_allocator,
+        first.other_processes,
+        first.driver_reserved,
+    )
+    assert sum(part or 0 for part in parts) <= first.device_used + 64 * 2**20
