@@ -152,7 +152,6 @@ class DetailStep:
             tracked = self._tracker.find(holding.storage)
             _leave_out_if_paged(holding, tracked)
             _claim(tracked, holding.memory_class)
-        self._census.recognise([*self._tracker.base, *(e.storage for e in self._tracker.log)])
 
     def findings(self) -> DetailFindings:
         """What was found so far; once the step is closed, it stays as it is."""
