@@ -65,8 +65,9 @@ def use_of(
 def end_books(held: HeldBytes, profile: Profile | None, reading: AllocatorReading) -> MemoryUse:
     """The instant after the optimizer has stepped: the census, and what else is still alive."""
     classes = dict(profile.end) if profile is not None else {}
-    for memory_class in CENSUS:
-        classes[memory_class] = held.classes.get(memory_class, 0)
+    # What frameworks keep for communication is no census's constant: it is there, or it is not.
+    classes.pop(MemoryClass.COMMUNICATION, None)
+    classes.update(dict.fromkeys(CENSUS, 0) | held.classes)
     return use_of(classes, reading.allocated, reading.reserved, seen=profile is not None)
 
 
@@ -141,7 +142,7 @@ def _highest_of_each(phases: Sequence[PhaseBooks]) -> list[PhaseBooks]:
 
 def census_books(held: HeldBytes, intervals: Sequence[Interval]) -> list[tuple[Phase, MemoryUse]]:
     """The books of a step of which only census and allocator are known."""
-    classes = {c: held.classes.get(c, 0) for c in CENSUS}
+    classes = dict.fromkeys(CENSUS, 0) | held.classes
     peaks = _peaks_by_phase(intervals)
     if not peaks:
         return [(Phase.OPTIMIZER, use_of(classes, None, None, seen=False))]

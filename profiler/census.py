@@ -1,7 +1,8 @@
 """Which storages belong to which class: parameters, gradients, optimizer state, buffers.
 
 The census enumerates unique storages, and is redone only when a cheap look finds a change.
-It keeps no tensor, module or optimizer alive.
+It keeps no tensor, module or optimizer alive. What frameworks keep beside a model's own tensors
+is said by the readers of :mod:`.frameworks`, who are asked first.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from vramscope.storage.records import MemoryClass
 
+from .frameworks.readers import readers_of
+from .frameworks.state import KeptBytes, StateReader, Unclaimed
 from .storages import storages_of, tensors_in
 from .watch import Watch, alive
 
@@ -27,6 +31,10 @@ class HeldBytes:
     master_weights: int = 0
     paged: int = 0
     """Managed memory that stands for this device: outside torch's allocator, and of no class."""
+    host: dict[MemoryClass, int] = field(default_factory=dict)
+    """Model state that lies in the host's memory for this device: never the device's bytes."""
+    nvme: dict[MemoryClass, int] = field(default_factory=dict)
+    """Model state that lies in files for this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class Holding:
     master: bool = False
     paged_for: torch.device | None = None
     """The device that pages this storage in when it needs it; ``None`` for any other storage."""
+    host_for: torch.device | None = None
+    """The device whose state is kept in the host's memory here; ``None`` for a device's own."""
 
 
 class Census:
@@ -62,6 +72,11 @@ class Census:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._masters: list[weakref.ref[torch.Tensor]] = []
         self._watch = Watch(self._optimizers)
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, StateReader] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._readers: list[StateReader] = []
+        self._kept: list[Hashable] = []
         self._volatile = True
         self._held: dict[torch.device, HeldBytes] = {}
         self.counts = 0
@@ -78,6 +93,7 @@ class Census:
 
     def refresh(self) -> None:
         """Looks the parameters up anew (a module may have been added, moved or cast)."""
+        self._readers = readers_of(list(alive(self._models)), self._known)
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
         for model in alive(self._models):
@@ -119,74 +135,130 @@ class Census:
         Args:
             likeness: Equal for steps that are alike: see :class:`Watch`.
         """
-        if self._watch.changed(likeness) or self._volatile:
-            self._held = self._count(self.holdings())
+        changed, kept = self._watch.changed(likeness), self._fingerprints()
+        if changed or kept != self._kept or self._volatile:
+            self._kept = kept
+            self._held = self._count(self.holdings(), self._hidden())
         return self._held
 
     def recount(self) -> tuple[list[Holding], dict[torch.device, HeldBytes]]:
         """Counts anew, changed or not, and says what was counted."""
         self._watch.changed(None)
+        self._kept = self._fingerprints()
         holdings = list(self.holdings())
-        self._held = self._count(holdings)
+        self._held = self._count(holdings, self._hidden())
         return holdings, self._held
 
-    def _count(self, holdings: Iterable[Holding]) -> dict[torch.device, HeldBytes]:
+    def _fingerprints(self) -> list[Hashable]:
+        """What changes whenever what frameworks keep can have changed."""
+        return [reader.fingerprint() for reader in self._readers]
+
+    def _count(
+        self, holdings: Iterable[Holding], hidden: Iterable[KeptBytes]
+    ) -> dict[torch.device, HeldBytes]:
         counted: dict[torch.device, HeldBytes] = {}
         self.counts += 1
         for holding in holdings:
+            size, memory_class = holding.storage.nbytes(), holding.memory_class
             if holding.paged_for is not None:
-                paging = counted.setdefault(holding.paged_for, HeldBytes())
-                paging.paged += holding.storage.nbytes()
+                counted.setdefault(holding.paged_for, HeldBytes()).paged += size
                 continue
-            device = holding.storage.device
-            block = self._block_bytes.get(device.type, 1)
-            size = -(-holding.storage.nbytes() // block) * block
-            held = counted.setdefault(device, HeldBytes())
-            held.classes[holding.memory_class] = held.classes.get(holding.memory_class, 0) + size
+            held = counted.setdefault(holding.host_for or holding.storage.device, HeldBytes())
+            if holding.host_for is not None:
+                held.host[memory_class] = held.host.get(memory_class, 0) + size
+                continue
+            size = self._in_blocks(holding.storage.device, size)
+            held.classes[memory_class] = held.classes.get(memory_class, 0) + size
             if holding.master:
                 held.master_weights += size
+        for kept in hidden:
+            held = counted.setdefault(kept.device, HeldBytes())
+            places = {"device": held.classes, "host": held.host, "nvme": held.nvme}
+            place = places[kept.place]
+            place[kept.memory_class] = place.get(kept.memory_class, 0) + kept.size
         return counted
+
+    def _in_blocks(self, device: torch.device, size: int) -> int:
+        """An allocation's size as the device's allocator rounds it up."""
+        block = self._block_bytes.get(device.type, 1)
+        return -(-size // block) * block
+
+    def _hidden(self) -> Iterator[KeptBytes]:
+        """What frameworks keep where Python sees no tensor; asked after :meth:`holdings`."""
+        for reader in self._readers:
+            for kept in reader.hidden():
+                on_device = kept.place == "device"
+                size = self._in_blocks(kept.device, kept.size) if on_device else kept.size
+                yield kept._replace(size=size)
 
     def holdings(self) -> Iterator[Holding]:
         """Every storage once, under the first class that claims it."""
         self._volatile = False
         seen: set[int] = set()
-        for tensor, memory_class, master, paged_for in self._tensors():
-            for storage in storages_of(tensor):
+        for claim in self._claims():
+            for storage in storages_of(claim.tensor):
                 key = storage._cdata
                 if key not in seen:
                     seen.add(key)
-                    yield Holding(storage, tensor, memory_class, master, paged_for)
+                    yield Holding(storage, *claim)
 
     def gradients(self) -> Iterator[torch.Tensor]:
-        """The gradients that parameters have now."""
-        return _gradients_of((*alive(self._parameters), *alive(self._masters)))
+        """The gradients that parameters, and frameworks for them, have now."""
+        for reader in self._readers:
+            for kept in reader.tensors():
+                if kept.memory_class is MemoryClass.GRADIENTS:
+                    yield kept.tensor
+        yield from _gradients_of((*alive(self._parameters), *alive(self._masters)))
 
-    def _tensors(
-        self,
-    ) -> Iterator[tuple[torch.Tensor, MemoryClass, bool, torch.device | None]]:
+    def recognise(self, met: Iterable[Unclaimed]) -> None:
+        """Frameworks say of storages that a detail step met, and nobody claimed, what they are."""
+        if self._readers:
+            unclaimed = [storage for storage in met if storage.memory_class is None]
+            for reader in self._readers:
+                reader.claim(unclaimed)
+
+    def _claims(self) -> Iterator[_Claim]:
+        for reader in self._readers:
+            for kept in reader.tensors():
+                self._volatile |= kept.tensor.layout is not torch.strided
+                yield _Claim(kept.tensor, kept.memory_class, kept.master, host_for=kept.host_for)
         parameters = list(alive(self._parameters))
         masters = list(alive(self._masters))
         for parameter in parameters:
-            yield parameter, MemoryClass.PARAMETERS, False, None
+            yield _Claim(parameter, MemoryClass.PARAMETERS)
         for parameter in masters:
-            yield parameter, MemoryClass.OPTIMIZER_STATE, True, None
+            yield _Claim(parameter, MemoryClass.OPTIMIZER_STATE, master=True)
         for gradient in _gradients_of((*parameters, *masters)):
             self._volatile |= gradient.layout is not torch.strided
-            yield gradient, MemoryClass.GRADIENTS, False, None
+            yield _Claim(gradient, MemoryClass.GRADIENTS)
         for optimizer in alive(self._optimizers):
-            for owner, state in optimizer.state.items():
-                values = state.values() if isinstance(state, dict) else (state,)
-                for value in values:
-                    if isinstance(value, torch.Tensor):
-                        yield value, MemoryClass.OPTIMIZER_STATE, False, _paged_for(value, owner)
-                    elif isinstance(value, (list, tuple, dict, set)):
-                        self._volatile = True  # grows inside one entry, as LBFGS's history does
-                        for tensor in tensors_in(value):
-                            yield tensor, MemoryClass.OPTIMIZER_STATE, False, None
+            yield from self._state_of(optimizer)
         for model in alive(self._models):
             for buffer in model.buffers():
-                yield buffer, MemoryClass.BUFFERS, False, None
+                yield _Claim(buffer, MemoryClass.BUFFERS)
+
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[_Claim]:
+        for owner, state in optimizer.state.items():
+            values = state.values() if isinstance(state, dict) else (state,)
+            for value in values:
+                if isinstance(value, torch.Tensor):
+                    yield _Claim(
+                        value, MemoryClass.OPTIMIZER_STATE, paged_for=_paged_for(value, owner)
+                    )
+                elif isinstance(value, (list, tuple, dict, set)):
+                    self._volatile = True  # grows inside one entry, as LBFGS's history does
+                    for tensor in tensors_in(value):
+                        yield _Claim(tensor, MemoryClass.OPTIMIZER_STATE)
+
+
+class _Claim(NamedTuple):
+    """A tensor and what it is for; the order is that of a :class:`Holding` after its storage."""
+
+    tensor: torch.Tensor
+    memory_class: MemoryClass
+    master: bool = False
+    paged_for: torch.device | None = None
+    host_for: torch.device | None = None
 
 
 def _gradients_of(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from .census import Census, Holding
 from .facts import DetailFindings, SavedBytes
 from .modules import ModuleRanges
 from .replay import DetailLog, PhaseMark
+from .resizes import watch_resizes
 from .storages import storages_of, tensors_in
 from .tracker import AllocationTracker, Survivor, TrackedStorage
 
@@ -39,6 +41,7 @@ class DetailStep:
         self._marks: list[PhaseMark] = []
         self._saved: list[SavedBytes] = []
         self._walked = False
+        self._unwatch: Callable[[], None] = lambda: None
 
     @staticmethod
     def possible(models: Sequence[torch.nn.Module]) -> bool:
@@ -59,9 +62,10 @@ class DetailStep:
         """
         for holding in self._census.holdings():
             tracked = self._tracker.classify(holding.storage, holding.tensor, holding.memory_class)
-            _leave_out_if_paged(holding, tracked)
+            _leave_out_if_elsewhere(holding, tracked)
         self._tracker.readmit(survivors)
         self._ranges.install()
+        self._unwatch = watch_resizes(self._tracker.resized)
         self._tracker.__enter__()  # type: ignore[no-untyped-call]
 
     def phase_begins(self, phase: Phase) -> None:
@@ -141,6 +145,7 @@ class DetailStep:
     def abandon(self) -> None:
         """Stops following, whatever happened."""
         self._ranges.remove()
+        self._unwatch()
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._tracker:
             self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -150,8 +155,9 @@ class DetailStep:
     def _claim_all(self, holdings: Iterable[Holding]) -> None:
         for holding in holdings:
             tracked = self._tracker.find(holding.storage)
-            _leave_out_if_paged(holding, tracked)
+            _leave_out_if_elsewhere(holding, tracked)
             _claim(tracked, holding.memory_class)
+        self._census.recognise(chain(self._tracker.base, (e.storage for e in self._tracker.log)))
 
     def findings(self) -> DetailFindings:
         """What was found so far; once the step is closed, it stays as it is."""
@@ -168,14 +174,20 @@ class DetailStep:
 
 
 def _claim(tracked: TrackedStorage | None, memory_class: MemoryClass) -> None:
-    """What holds a storage says what it is for, unless backward keeps it."""
-    if tracked is not None and tracked.memory_class is not MemoryClass.ACTIVATIONS:
+    """What holds a storage says what it is for, unless backward keeps it.
+
+    What a framework gathered or received is its own, although backward keeps it too.
+    """
+    if tracked is None:
+        return
+    communicates = memory_class is MemoryClass.COMMUNICATION
+    if communicates or tracked.memory_class is not MemoryClass.ACTIVATIONS:
         tracked.memory_class = memory_class
 
 
-def _leave_out_if_paged(holding: Holding, tracked: TrackedStorage | None) -> None:
-    """Managed memory is none of the device's bytes, although its tensors name a device."""
-    if tracked is not None and holding.paged_for is not None:
+def _leave_out_if_elsewhere(holding: Holding, tracked: TrackedStorage | None) -> None:
+    """Managed and offloaded memory is none of the device's bytes, whatever its tensors say."""
+    if tracked is not None and (holding.paged_for or holding.host_for) is not None:
         tracked.size = 0
 
 

@@ -213,6 +213,18 @@ class AllocationTracker(TorchDispatchMode):
         alive[key] = tracked
         return tracked
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage that is followed has other bytes than before: a death and a birth."""
+        was = self._alive.get(storage._cdata)
+        if was is None or self.silent:
+            return
+        was.reference = None  # its death is noted here, not when the storage dies
+        now = time.perf_counter_ns()
+        tracked = self._follow(storage, was.shape, was.dtype)
+        tracked.memory_class, tracked.sequence = was.memory_class, was.sequence
+        tracked.computed, tracked.outlived = was.computed, was.outlived
+        self.log += [LogEntry(was, -1, now), LogEntry(tracked, 1, now)]
+
     def find(self, storage: torch.UntypedStorage) -> TrackedStorage | None:
         """The entry of a living storage, or ``None``."""
         return self._alive.get(storage._cdata)
