@@ -8,6 +8,15 @@ from dataclasses import dataclass, replace
 from .estimate import Prediction, predict
 from .scenario import Scenario
 
+_FREE = "none"
+_MICRO_STEPS = "more micro-steps for the same batch"
+_SHARDS = "none to speak of"
+_GATHERED = "parameters are gathered for every pass"
+_TWICE = "each block's forward is computed twice"
+_PRECISION = "precision of the moments"
+PRICES = (_FREE, _SHARDS, _MICRO_STEPS, _GATHERED, _TWICE, _PRECISION)
+"""What changes cost, in words, the cheapest first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
@@ -16,11 +25,13 @@ class Remedy:
     change: str
     """In words: ``micro_batch 8 → 4``."""
     price: str
-    """What it costs, in words."""
+    """What it costs: one of :data:`PRICES`."""
     peak_bytes: int
     """Predicted peak with the change."""
     saved_bytes: int
     """Predicted peak without it, less the one with it."""
+    scenario: Scenario
+    """With the change."""
 
 
 def remedies(scenario: Scenario) -> tuple[Remedy, ...]:
@@ -41,7 +52,13 @@ def remedies(scenario: Scenario) -> tuple[Remedy, ...]:
             continue
         if after is not None and after < before:
             found.append(
-                Remedy(change=change, price=price, peak_bytes=after, saved_bytes=before - after)
+                Remedy(
+                    change=change,
+                    price=price,
+                    peak_bytes=after,
+                    saved_bytes=before - after,
+                    scenario=other,
+                )
             )
     return tuple(sorted(found, key=lambda remedy: -remedy.saved_bytes))
 
@@ -58,19 +75,19 @@ def _variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
             half = batch.micro_batch // 2
             yield (
                 f"micro_batch {batch.micro_batch} → {half}",
-                "more micro-steps for the same batch",
+                _MICRO_STEPS,
                 scenario.replace(batch=replace(batch, micro_batch=half)),
             )
         if scenario.checkpointing == "none":
             yield (
                 "gradient checkpointing",
-                "each block's forward is computed twice",
+                _TWICE,
                 scenario.replace(checkpointing="full"),
             )
         if scenario.attention == "eager":
             yield (
                 "attention eager → sdpa",
-                "none",
+                _FREE,
                 scenario.replace(attention="sdpa"),
             )
     yield from _optimizer_variants(scenario)
@@ -81,7 +98,7 @@ def _variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
                 continue
             yield (
                 f"ZeRO stage {stage}",
-                "parameters are gathered for every pass" if stage == 3 else "none to speak of",
+                _GATHERED if stage == 3 else _SHARDS,
                 scenario.replace(
                     parallelism=replace(parallelism, strategy="zero", zero_stage=stage)
                 ),
@@ -94,7 +111,7 @@ def _optimizer_variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario
         fused = tuple(
             replace(spec, implementation="fused") if spec.is_adam else spec for spec in specs
         )
-        yield "optimizer foreach → fused", "none", scenario.replace(optimizers=fused)
+        yield "optimizer foreach → fused", _FREE, scenario.replace(optimizers=fused)
     if any(spec.is_adam for spec in specs):
         small = tuple(
             replace(s, name="adamw8bit" if s.name == "adamw" else "adam8bit") if s.is_adam else s
@@ -102,6 +119,6 @@ def _optimizer_variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario
         )
         yield (
             "8-bit optimizer state",
-            "precision of the moments",
+            _PRECISION,
             scenario.replace(optimizers=small),
         )
