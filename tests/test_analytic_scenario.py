@@ -12,6 +12,8 @@ import yaml
 from vramscope.profiler.analytic import (
     BatchShape,
     DecoderArchitecture,
+    LoraSpec,
+    Offload,
     OptimizerSpec,
     Parallelism,
     Scenario,
@@ -21,9 +23,11 @@ from vramscope.profiler.analytic import (
     fold,
     from_hf_config,
     parameters_of,
+    predict,
     read_scenario_file,
     scenario_schema,
 )
+from vramscope.storage.records import MemoryClass
 
 
 def gpt(**changes: Any) -> DecoderArchitecture:
@@ -71,6 +75,12 @@ def full_scenario() -> Scenario:
         (lambda: Parallelism(strategy="zero", rank=2, world_size=2), ["rank=2", "world_size=2"]),
         (lambda: Parallelism(zero_stage=2), ["zero_stage=2", "strategy"]),
         (lambda: Parallelism(world_size=2), ["world_size=2", "ddp"]),
+        (lambda: hybrid(replicas=3), ["replicas=3", "divide", "world_size=8"]),
+        (lambda: hybrid(context_parallel=16), ["context_parallel=16", "world_size=8"]),
+        (lambda: hybrid(fsdp_version=3), ["fsdp_version", "3", "1, 2"]),
+        (lambda: Offload(optimizer="disk"), ["optimizer", "disk", "nvme"]),
+        (lambda: Offload(optimizer_share=1.5), ["optimizer_share", "1.5"]),
+        (lambda: LoraSpec(rank=0), ["rank", "0", "at least 1"]),
         (lambda: TensorSpec(shape=(3,), dtype="f32"), ["dtype", "f32", "float32"]),
         (lambda: TensorSpec(shape=(-1,)), ["shape", "-1", "at least 0"]),
         (
@@ -231,7 +241,6 @@ def test_parameters_and_buffers_of_hf_models_are_exact(family: str) -> None:
     [
         ({"model_type": "mixtral"}, ["mixtral", "llama"]),
         ({}, ["None"]),
-        ({"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}, ["llama", "auto_map"]),
         ({"model_type": "llama"}, ["num_attention_heads"]),
         ({**SMALL["llama"], "hidden_act": "mish"}, ["mish", "silu"]),
         ({**SMALL["gpt2"], "add_cross_attention": True}, ["add_cross_attention"]),
@@ -245,13 +254,84 @@ def test_unknown_hf_config_is_refused_in_words(config: dict[str, Any], words: li
         assert word in str(caught.value)
 
 
-def test_hf_config_file_takes_its_dtype_and_refuses_quantised_ones(tmp_path: Path) -> None:
+def write_config(folder: Path, **changes: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**SMALL["llama"], **changes}))
+    return path
+
+
+def test_hf_config_file_takes_its_dtype(tmp_path: Path) -> None:
+    path = write_config(tmp_path, torch_dtype="bfloat16", architectures=["LlamaForCausalLM"])
+    scenario = read_scenario_file(path)
+    assert (scenario.weight_dtype, scenario.model_class) == ("bfloat16", "LlamaForCausalLM")
+    assert scenario.architecture is not None
+
+
+def test_bitsandbytes_keeps_the_architecture_and_other_methods_the_tensors(tmp_path: Path) -> None:
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    scenario = read_scenario_file(write_config(tmp_path, quantization_config=four))
+    assert (scenario.weight_dtype, scenario.double_quantization) == ("nf4", True)
+    fp8 = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    scenario = read_scenario_file(write_config(tmp_path, quantization_config=fp8))
+    assert scenario.architecture is None
+    assert "fp8" in (scenario.activations_unknown or "")
+
+
+def test_other_architectures_give_tensors_and_say_what_is_not_modelled(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**SMALL["llama"], "torch_dtype": "bfloat16"}))
-    assert read_scenario_file(path).weight_dtype == "bfloat16"
-    path.write_text(json.dumps({**SMALL["llama"], "quantization_config": {"bits": 4}}))
-    with pytest.raises(ValueError, match="quantization_config"):
-        read_scenario_file(path)
+    path.write_text(json.dumps({"model_type": "bert", "num_hidden_layers": 2}))
+    scenario = read_scenario_file(path)
+    assert scenario.architecture is None
+    assert "bert" in (scenario.activations_unknown or "")
+    prediction = predict(scenario)
+    assert prediction.peak.parameters == prediction.peak.gradients
+    assert prediction.peak_phase is None
+
+
+def hybrid(**changes: Any) -> Parallelism:
+    values: dict[str, Any] = {"strategy": "fsdp", "world_size": 8, "replicas": 2, **changes}
+    return Parallelism(**values)
+
+
+def test_devices_and_data_parallel_ones() -> None:
+    parallelism = hybrid(tensor_parallel=2, context_parallel=2, sequence_parallel=2)
+    assert (parallelism.devices, parallelism.data_parallel) == (16, 2)
+
+
+NOT_COVERED: list[tuple[dict[str, Any], str, MemoryClass]] = [
+    ({"parallelism": hybrid()}, "strategy=fsdp", MemoryClass.PARAMETERS),
+    (
+        {"parallelism": Parallelism(strategy="ddp", world_size=2, tensor_parallel=2)},
+        "tensor_parallel=2",
+        MemoryClass.ACTIVATIONS,
+    ),
+    (
+        {"parallelism": Parallelism(strategy="ddp", world_size=2, sequence_parallel=2)},
+        "sequence_parallel=2",
+        MemoryClass.ACTIVATIONS,
+    ),
+    (
+        {"parallelism": Parallelism(strategy="zero", zero_stage=3, world_size=2, hpz_partition=2)},
+        "hpz_partition=2",
+        MemoryClass.PARAMETERS,
+    ),
+    ({"offload": Offload(optimizer="cpu")}, "offload.optimizer=cpu", MemoryClass.OPTIMIZER_STATE),
+    ({"offload": Offload(parameters="nvme")}, "offload.parameters=nvme", MemoryClass.PARAMETERS),
+    ({"offload": Offload(activations=True)}, "offload.activations", MemoryClass.ACTIVATIONS),
+]
+
+
+@pytest.mark.parametrize(("changes", "words", "unknown"), NOT_COVERED)
+def test_what_is_not_modelled_is_named_and_its_classes_are_unknown(
+    changes: dict[str, Any], words: str, unknown: MemoryClass
+) -> None:
+    scenario = Scenario(architecture=gpt(), batch=BatchShape(micro_batch=2, sequence=16), **changes)
+    assert Scenario.from_mapping(json.loads(json.dumps(scenario.to_mapping()))) == scenario
+    jsonschema.validate(scenario.to_mapping(), scenario_schema())
+    prediction = predict(scenario)
+    assert any(note.startswith(words) or words in note for note in prediction.not_modelled)
+    assert all(getattr(use, unknown.value) is None for use in prediction.phases.values())
+    assert (prediction.peak_phase, prediction.peak_high) == (None, None)
 
 
 def test_fold_keeps_order_and_finds_layers() -> None:

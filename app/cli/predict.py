@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from vramscope.profiler.analytic import predict, read_scenario_file, scenario_schema
+from vramscope.profiler.analytic import Scenario, predict, read_scenario_files, scenario_schema
 from vramscope.storage.records import MemoryUse, Phase, PredictionRecord
 
 from ..format import CLASS_LABELS, PHASE_LABELS, UNKNOWN, size, whole_bytes
@@ -16,6 +16,7 @@ from . import options, terminal
 from .books import add_books, largest_of
 from .dry_run import dry_run
 from .errors import ScenarioNotUsable
+from .model_counts import model_mapping, model_sentence
 from .scenario_flags import ScenarioFlags
 from .tables import Scale, add, say, table
 
@@ -23,19 +24,25 @@ EXAMPLES = (
     "vramscope predict --model config.json --micro-batch 4 --sequence 2048",
     "vramscope predict scenario.yaml --precision bf16-mixed --terms",
     "vramscope predict scenario.yaml --zero-stage 3 --devices 8 --json",
+    "vramscope predict config.json ds_z3.json --devices 8 --micro-batch 1 --sequence 4096",
+    "vramscope predict config.json accelerate.yaml --micro-batch 1 --sequence 4096",
     "vramscope predict --model config.json --dry-run --micro-batch 4 --sequence 2048",
     "vramscope predict --schema > scenario.schema.json",
 )
 
 
 def predict_command(
-    scenario: Annotated[
-        Path | None,
-        typer.Argument(metavar="SCENARIO", help="A scenario file, YAML or JSON; see --schema."),
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="A scenario or a Hugging Face config.json, and beside it DeepSpeed and accelerate "
+            "files. What a file is, is seen by its keys.",
+        ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FILE", help="A Hugging Face config.json instead."),
+        typer.Option("--model", metavar="FILE", help="The same as a config.json among the files."),
     ] = None,
     precision: options.Precision = None,
     dtype: options.Dtype = None,
@@ -82,30 +89,47 @@ def predict_command(
         zero_stage=zero_stage,
         device=device,
     )
-    path = _only(scenario, model)
-    prediction = dry_run(path, flags) if run_dry else _predict(path, flags)
+    paths = _paths(files, model)
+    scenario = None if run_dry else _scenario(paths, flags)
+    prediction = dry_run(_only(paths), flags) if scenario is None else _predict(scenario)
     if as_json:
-        terminal.print_json(_mapping(prediction))
+        terminal.print_json(_mapping(prediction, scenario))
         return
     console = terminal.out()
+    if scenario is not None:
+        say(console, model_sentence(scenario), "")
     _phases(console, prediction)
     if terms:
         _terms(console, prediction)
+    if scenario is not None:
+        _taken(console, scenario)
     _left_out(console, prediction)
 
 
-def _only(scenario: Path | None, model: Path | None) -> Path:
-    if scenario is not None and model is not None:
-        raise typer.BadParameter("give a scenario file or --model, not both")
-    path = scenario or model
-    if path is None:
-        raise typer.BadParameter("give a scenario file, or a config.json with --model")
-    return path
+def _paths(files: list[Path] | None, model: Path | None) -> list[Path]:
+    paths = [*([model] if model is not None else []), *(files or [])]
+    if not paths:
+        raise typer.BadParameter("give a scenario file, or a model's config.json")
+    return paths
 
 
-def _predict(path: Path, flags: ScenarioFlags) -> PredictionRecord:
+def _only(paths: list[Path]) -> Path:
+    if len(paths) > 1:
+        raise typer.BadParameter("a dry run takes one file, the model's config.json")
+    return paths[0]
+
+
+def _scenario(paths: list[Path], flags: ScenarioFlags) -> Scenario:
     try:
-        return predict(flags.apply(read_scenario_file(path))).to_record(0)
+        read = read_scenario_files(paths, weight_dtype=flags.weight_dtype, known=flags.known())
+        return flags.apply(read)
+    except ValueError as error:
+        raise ScenarioNotUsable(str(error)) from error
+
+
+def _predict(scenario: Scenario) -> PredictionRecord:
+    try:
+        return predict(scenario).to_record(0)
     except ValueError as error:
         raise ScenarioNotUsable(str(error)) from error
 
@@ -129,9 +153,10 @@ def _peak_heading(prediction: PredictionRecord) -> str:
 
 
 def _sentence(prediction: PredictionRecord) -> str:
-    peak = size(prediction.peak.allocated)
     if prediction.peak_phase is None:
-        return f"Peak: at least {peak} allocated; a phase that may hold more is not predicted."
+        least = size(prediction.peak_low)
+        return f"Peak: at least {least} allocated; a phase that may hold more is not predicted."
+    peak = size(prediction.peak.allocated)
     low, high = prediction.peak_low, prediction.peak_high
     band = ""
     if low is not None and high is not None and low != high:
@@ -148,13 +173,19 @@ def _terms(console: Console, prediction: PredictionRecord) -> None:
     console.print(made)
 
 
+def _taken(console: Console, scenario: Scenario) -> None:
+    if scenario.notes:
+        say(console, "", "Taken where the files do not say:")
+        say(console, *(f"  {note}" for note in scenario.notes))
+
+
 def _left_out(console: Console, prediction: PredictionRecord) -> None:
     if prediction.not_modelled:
         say(console, "", "Not in these figures:")
         say(console, *(f"  {note}" for note in prediction.not_modelled))
 
 
-def _mapping(prediction: PredictionRecord) -> dict[str, object]:
+def _mapping(prediction: PredictionRecord, scenario: Scenario | None) -> dict[str, object]:
     record = prediction_mapping(prediction)
     del record["device"]
-    return record
+    return record if scenario is None else {"model": model_mapping(scenario), **record}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vramscope.profiler.analytic import Scenario
+from vramscope.profiler.analytic import Known, Scenario
 
 PRECISIONS: dict[str, dict[str, object]] = {
     "fp32": {"weight_dtype": "float32", "autocast": None},
@@ -35,6 +35,22 @@ class ScenarioFlags:
     zero_stage: int | None = None
     device: str | None = None
 
+    @property
+    def weight_dtype(self) -> str | None:
+        """Type of the weights that the command line asks for."""
+        said = PRECISIONS[self.precision]["weight_dtype"] if self.precision is not None else None
+        return self.dtype if self.dtype is not None else None if said is None else str(said)
+
+    def known(self) -> Known:
+        """What decides where a file leaves a value open."""
+        words = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+        return Known(
+            devices=self.devices,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            precision=words.get(self.precision or "", self.precision),
+        )
+
     def apply(self, scenario: Scenario) -> Scenario:
         """The scenario with what the command line says.
 
@@ -54,7 +70,9 @@ class ScenarioFlags:
         )
         self._apply_batch(data)
         self._apply_optimizer(data, len(scenario.optimizers))
-        self._apply_parallelism(data)
+        # A launcher's file has shared the devices out already.
+        shared = self.devices is not None and scenario.parallelism.devices == self.devices
+        self._apply_parallelism(data, None if shared else self.devices)
         return Scenario.from_mapping(data)
 
     def _apply_batch(self, data: dict[str, Any]) -> None:
@@ -68,14 +86,14 @@ class ScenarioFlags:
             present = data.get("optimizers") or [{}] * groups
             data["optimizers"] = [{**group, **given} for group in present]
 
-    def _apply_parallelism(self, data: dict[str, Any]) -> None:
-        given = _given(world_size=self.devices, zero_stage=self.zero_stage)
+    def _apply_parallelism(self, data: dict[str, Any], devices: int | None) -> None:
+        given = _given(world_size=devices, zero_stage=self.zero_stage)
         if not given:
             return
         merged = {**data.get("parallelism", {}), **given}
         if self.zero_stage is not None:
             merged["strategy"] = "zero"
-        elif self.devices == 1:
+        elif devices == 1:
             merged = {"strategy": "none", "world_size": 1}
         elif merged.get("strategy", "none") == "none":
             merged["strategy"] = "ddp"

@@ -148,6 +148,8 @@ def inventory_of(
             TensorBlock(tensors=tuple(after)),
         ),
         buffers=_buffers(arch),
+        tied_numel=arch.vocabulary * arch.hidden if arch.tied else 0,
+        buffer_numel=sum(_buffers(arch)) // 4,
     )
 
 
@@ -198,6 +200,10 @@ _HF_ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+HF_DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+"""The ``model_type`` of each Hugging Face decoder that :func:`from_hf_config` reads."""
+
+
 def from_hf_config(config: Mapping[str, object]) -> DecoderArchitecture:
     """The architecture that a Hugging Face ``config.json`` describes.
 
@@ -208,18 +214,13 @@ def from_hf_config(config: Mapping[str, object]) -> DecoderArchitecture:
             decides sizes is missing or has a value that is not understood.
     """
     model_type = config.get("model_type")
-    if config.get("auto_map"):
-        raise ValueError(
-            f"model_type={model_type!r}: its code is not part of transformers (auto_map), so its "
-            "tensors cannot be known from the configuration"
-        )
     if model_type == "gpt2":
         return _from_gpt2(config)
     if model_type in ("llama", "mistral", "qwen2", "qwen3"):
         return _from_llama(model_type, config)
     raise ValueError(
-        f"model_type={model_type!r}: not a model that is known here; known are gpt2, llama, "
-        "mistral, qwen2, qwen3"
+        f"model_type={model_type!r}: not a decoder whose activations are modelled; modelled are "
+        f"{', '.join(HF_DECODERS)}"
     )
 
 

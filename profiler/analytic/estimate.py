@@ -14,6 +14,7 @@ from vramscope.storage.records import (
     PredictionTerm,
 )
 
+from .coverage import gaps
 from .model_state import (
     MASTER_WEIGHTS,
     buffer_terms,
@@ -79,8 +80,15 @@ def predict(scenario: Scenario) -> Prediction:
     ``None``, and so is then the ``allocated`` of the phases that it takes part in.
     """
     passes = passes_of(scenario)
-    terms = [*_state_terms(scenario, passes.gradients_at_peak), *passes.terms]
-    unknown = {**_unknown_state(scenario), **passes.unknown}
+    missing = gaps(scenario)
+    uncovered = frozenset(c for gap in missing for c in gap.classes)
+    every = [*_state_terms(scenario, passes.gradients_at_peak), *passes.terms]
+    terms = [t for t in every if t.memory_class not in uncovered]
+    unknown = {
+        **_unknown_state(scenario),
+        **passes.unknown,
+        **dict.fromkeys(uncovered, ALWAYS),
+    }
     ledger = Ledger(tuple(terms), unknown, rounded=scenario.device == "cuda")
     phases = {phase: ledger.use(phase) for phase in STEP_PHASES}
     known = {phase: ledger.known_bytes(phase) for phase in STEP_PHASES}
@@ -95,7 +103,11 @@ def predict(scenario: Scenario) -> Prediction:
         peak_low=spread,
         peak_high=known[fullest] if complete else None,
         terms=ledger.for_people(fullest),
-        not_modelled=(*_not_modelled(scenario), *passes.not_modelled),
+        not_modelled=(
+            *(gap.what for gap in missing),
+            *_not_modelled(scenario),
+            *passes.not_modelled,
+        ),
         master_weights=sum(t.nbytes for t in terms if t.name == MASTER_WEIGHTS),
     )
 

@@ -3,18 +3,15 @@
 # ruff: noqa: RUF009 (setting() makes a dataclass field)
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from .architectures import DecoderArchitecture, from_hf_config, inventory_of
+from .adapters import LoraSpec
+from .architectures import DecoderArchitecture, inventory_of
 from .dtypes import DTYPE_ALIASES, HalfDtype, TensorDtype, WeightDtype
 from .inventory import TensorInventory
 from .mapping import check, from_mapping, schema, setting, to_mapping
+from .offload import Offload
 from .optimizers import OptimizerSpec
 from .sharding import Parallelism
 
@@ -109,6 +106,12 @@ class Scenario:
     loss: LossSpec = setting("What happens to the logits.", LossSpec())
     device: Literal["cuda", "cpu"] = setting("Where it runs.", "cuda")
     parallelism: Parallelism = setting("How the work is spread over devices.", Parallelism())
+    offload: Offload = setting("What is kept off the device.", Offload())
+    lora: LoraSpec | None = setting("Low-rank adapters that are trained instead.", None)
+    model_class: str | None = setting("Class of the model, where it is known.", None)
+    notes: tuple[str, ...] = setting(
+        "What a reader took where its file does not say, in words.", ()
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -162,49 +165,3 @@ def scenario_schema() -> dict[str, object]:
         **schema(Scenario),
         "anyOf": [{"required": ["architecture"]}, {"required": ["tensors"]}],
     }
-
-
-def read_scenario_file(path: str | Path) -> Scenario:
-    """Read a scenario from a YAML or JSON file.
-
-    A Hugging Face ``config.json`` (a mapping with ``model_type``) is read too: its architecture,
-    with everything else at its default.
-
-    Raises:
-        ValueError: Names the file and, where there is one, the field, the value and what is
-            allowed; also for a file that cannot be read.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: is not valid YAML or JSON ({error})") from None
-    try:
-        if isinstance(data, Mapping) and "model_type" in data:
-            return scenario_of_hf_config(data)
-        return Scenario.from_mapping(data)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def scenario_of_hf_config(config: Mapping[str, object]) -> Scenario:
-    """The architecture of a Hugging Face ``config.json``, everything else at its default.
-
-    Weights are in the configuration's ``torch_dtype`` (``dtype`` in newer files) where given.
-
-    Raises:
-        ValueError: The model is not known here, or its weights are quantised in a way that is
-            not modelled.
-    """
-    if config.get("quantization_config"):
-        raise ValueError("quantization_config: quantised checkpoints are not modelled yet")
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    if dtype not in ("float32", "float16", "bfloat16"):
-        raise ValueError(f"torch_dtype={dtype!r}: must be float32, float16 or bfloat16")
-    return Scenario(
-        architecture=from_hf_config(config),
-        weight_dtype=dtype,  # type: ignore[arg-type]
-    )
