@@ -54,7 +54,9 @@ def run(
         optimizer.step()
         optimizer.zero_grad()
 
-    return dry_run(build, step, build_optimizer=optimizer, device=device, steps=1)
+    return dry_run(
+        build, step, build_optimizer=optimizer, device=device, steps=1, workspace_bytes=0
+    )
 
 
 def of_second(told: DryRun) -> int:
@@ -172,6 +174,26 @@ def test_cuda_means_the_fake_tensors_device() -> None:
     told = run(lambda: nn.Linear(H, H), call)
     groups = [r for r in told.records if isinstance(r, PeakGroup)]
     assert (MemoryClass.PARAMETERS, "128×128") in {(g.memory_class, g.shape) for g in groups}
+
+
+def test_each_thread_that_multiplies_matrices_has_a_workspace() -> None:
+    def step(model: nn.Module) -> None:
+        x = torch.randn(4, H, requires_grad=True)
+        model(x).sum().backward()
+
+    def infer(model: nn.Module) -> None:
+        with torch.no_grad():
+            model(torch.randn(4, H))
+
+    def scratch(build: Callable[[], nn.Module], step: Callable[[Any], None]) -> int:
+        without = dry_run(build, step, workspace_bytes=0).step.peak.temporaries or 0
+        return (dry_run(build, step, workspace_bytes=1 << 20).step.peak.temporaries or 0) - without
+
+    assert scratch(lambda: nn.Linear(H, H), infer) == 1 << 20
+    assert scratch(lambda: nn.Linear(H, H), step) == 2 << 20
+    assert scratch(nn.Tanh, step) == 0
+    on_cpu = dry_run(lambda: nn.Linear(H, H), step, device="cpu")
+    assert (on_cpu.step.peak.allocated or 0) < 1 << 20
 
 
 def test_a_warm_start_is_the_second_step() -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from vramscope.storage.records import Phase
+from vramscope.storage.records import MemoryClass, Phase
 
 from ..census import Census
 from ..detail import DetailStep
 from ..devices.source import DriverReading
-from ..facts import DeviceFacts, StepFacts
+from ..facts import DetailFindings, DeviceFacts, StepFacts
 from ..phases import LoopTracker
-from ..tracker import Survivor
+from ..tracker import Survivor, TrackedStorage
 
 FAKE = torch.device("meta")
 """Where the storages of fake tensors say they are."""
@@ -28,6 +29,7 @@ class StepFollower:
         optimizers: Its optimizers; without one, a step is what :meth:`begin` and :meth:`finish`
             enclose.
         block_bytes: What an allocation is rounded up to.
+        workspaces: Says at a step's end the bytes of each scratch memory that libraries took.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class StepFollower:
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         block_bytes: int,
+        workspaces: Callable[[], Sequence[int]],
     ) -> None:
         self._model = model
+        self._workspaces = workspaces
         self._blocks = {FAKE.type: block_bytes}
         self._census = Census([model], optimizers, self._blocks)
         self._loop = LoopTracker(self, set())
@@ -131,10 +135,19 @@ class StepFollower:
                 phase=self._phase,
                 held=held,
                 devices={FAKE: DeviceFacts((), 0, DriverReading())},
-                detail=detail.findings(),
+                detail=self._with_workspaces(detail.findings()),
             )
         )
         self._survivors = detail.close()
+
+    def _with_workspaces(self, found: DetailFindings) -> DetailFindings:
+        """Libraries keep their scratch memory: it is there through the whole of a later step."""
+        base = list(found.log.base)
+        for place, size in enumerate(self._workspaces(), start=1):
+            scratch = TrackedStorage(-place, size, (size,), torch.uint8, FAKE)
+            scratch.memory_class = MemoryClass.TEMPORARIES
+            base.append(scratch)
+        return found._replace(log=replace(found.log, base=base))
 
     def _open_step(self) -> DetailStep:
         if self._detail is None:

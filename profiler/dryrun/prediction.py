@@ -19,7 +19,7 @@ from .result import DryRun
 SOURCE = "dry run: tensors alive at the step's peak"
 _WORK = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 NOT_MODELLED = (
-    "workspaces: cuBLAS and cuDNN scratch memory, and what kernels allocate inside",
+    "workspaces: cuDNN's scratch memory, and what kernels allocate inside (cuBLAS' is in)",
     "reserved: what the caching allocator keeps free",
     "block slack: a block above 1 MiB may keep up to 1 MiB that was not asked for",
     "device_used: CUDA context, loaded kernels and libraries lie outside the allocator",

@@ -25,6 +25,8 @@ _M = TypeVar("_M", bound=nn.Module)
 _Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 BLOCK_BYTES = {"cpu": 1, "cuda": 512}
 """What an allocation is rounded up to, by kind of device."""
+CUBLAS_WORKSPACE = 8_519_680
+"""Bytes: torch's default ``CUBLAS_WORKSPACE_CONFIG`` of ``:4096:2:16:8`` (32 MiB on Hopper)."""
 
 
 def dry_run(
@@ -35,6 +37,7 @@ def dry_run(
     device: Literal["cuda", "cpu"] = "cuda",
     steps: int = 2,
     warm_start: bool = False,
+    workspace_bytes: int = CUBLAS_WORKSPACE,
 ) -> DryRun:
     """Runs a training loop without memory and without a GPU, and says what it would hold.
 
@@ -62,6 +65,9 @@ def dry_run(
         warm_start: Step the optimizer once beforehand, so that its state exists at the first step
             already: with ``steps=1`` half the time, where nothing else is kept between steps.
 
+        workspace_bytes: Scratch memory that cuBLAS keeps for each thread that multiplies matrices:
+            that of the loop and, for backward, autograd's. Only for ``cuda``.
+
     Returns:
         The records of a measured run, of the last step.
 
@@ -76,12 +82,16 @@ def dry_run(
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     with fakes_counted(), libraries_see_real_tensors():
         model = build_fake(build_model, fakes)
-        with _semantics(device), fakes, KnownValues(fakes):
+        values = KnownValues(fakes)
+        with _semantics(device), fakes, values:
             made = [] if build_optimizer is None else build_optimizer(_trainable(model))
             optimizers = [made] if isinstance(made, torch.optim.Optimizer) else list(made)
             if warm_start:
                 _make_state(model, optimizers)
-            follower = StepFollower(model, optimizers, BLOCK_BYTES[device])
+            scratch = workspace_bytes if device == "cuda" else 0
+            follower = StepFollower(
+                model, optimizers, BLOCK_BYTES[device], lambda: [scratch] * len(values.products)
+            )
             with _followed(model, follower):
                 arguments = (model,) if build_optimizer is None else (model, made)
                 for _ in range(steps):

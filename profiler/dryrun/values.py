@@ -19,6 +19,14 @@ from ..storages import tensors_in
 
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_aten = torch.ops.aten
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten._grouped_mm.default,
+}
 _GROUPED_MM = torch.ops.aten._grouped_mm.default
 _MOST_NUMBERS = 1 << 20
 _VALUE = "_vramscope_value"
@@ -34,6 +42,8 @@ class KnownValues(TorchDispatchMode):
     def __init__(self, fakes: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._fakes = fakes
+        self.products: set[bool] = set()
+        """Whether matrices were multiplied outside backward (``False``) and inside (``True``)."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -51,6 +61,8 @@ class KnownValues(TorchDispatchMode):
         if func is _DEVICE:
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            self.products.add(torch._C._current_graph_task_id() != -1)
         if func is _ITEM:
             return _answer(args[0])
         if func is _GROUPED_MM and args[0].dtype is not torch.bfloat16:
