@@ -21,6 +21,7 @@ from vramscope.profiler.analytic import (
 )
 from vramscope.profiler.analytic.dtypes import quantisation_storages, weight_bytes
 from vramscope.profiler.analytic.optimizers import eight_bit_storages
+from vramscope.profiler.analytic.terms import unsplit_bytes
 from vramscope.storage.records import MemoryClass, Phase
 
 SEVEN_BILLION = 7_000_559_616
@@ -47,9 +48,18 @@ def test_training_state_in_fp32(optimizer: OptimizerSpec, bytes_per_parameter: i
     idle = predict(Scenario(tensors=parameters_of(SEVEN_BILLION), optimizers=(optimizer,))).phases[
         Phase.IDLE
     ]
-    assert idle.parameters == 4 * SEVEN_BILLION
-    assert idle.gradients == 4 * SEVEN_BILLION
-    assert idle.optimizer_state == bytes_per_parameter * SEVEN_BILLION
+    one = 4 * SEVEN_BILLION + unsplit_bytes(4 * SEVEN_BILLION)
+    assert idle.parameters == one
+    assert idle.gradients == one
+    assert idle.optimizer_state == bytes_per_parameter // 4 * one
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "kept"),
+    [(8, 0), (9.5, 0), (10, 0), (10.5, 0), (11, 1), (43, 1), (129.5, 0.5), (270, 0)],
+)
+def test_a_block_keeps_what_is_too_small_to_split_off(mebibytes: float, kept: float) -> None:
+    assert unsplit_bytes(int(mebibytes * 2**20)) == kept * 2**20
 
 
 def test_eight_bit_adam_is_two_bytes_a_parameter_and_named_constants() -> None:

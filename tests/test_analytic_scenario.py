@@ -299,16 +299,10 @@ def test_devices_and_data_parallel_ones() -> None:
 
 
 NOT_COVERED: list[tuple[dict[str, Any], str, MemoryClass]] = [
-    ({"parallelism": hybrid()}, "strategy=fsdp", MemoryClass.PARAMETERS),
     (
-        {"parallelism": Parallelism(strategy="ddp", world_size=2, tensor_parallel=2)},
-        "tensor_parallel=2",
-        MemoryClass.ACTIVATIONS,
-    ),
-    (
-        {"parallelism": Parallelism(strategy="ddp", world_size=2, sequence_parallel=2)},
-        "sequence_parallel=2",
-        MemoryClass.ACTIVATIONS,
+        {"parallelism": Parallelism(strategy="ddp", world_size=2, expert_parallel=2)},
+        "expert_parallel=2",
+        MemoryClass.PARAMETERS,
     ),
     (
         {"parallelism": Parallelism(strategy="zero", zero_stage=3, world_size=2, hpz_partition=2)},

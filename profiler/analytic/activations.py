@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from .adapter_state import adapter_dtype, roles_of
 from .architectures import DecoderArchitecture
 from .blocks import CACHED, embed, gpt_block, head_and_loss, llama_block
+from .dtypes import ceil_div
+from .library_blocks import LITGPT_CHUNK, chunked_head, cs336_block, cs336_head, litgpt_block
 from .scenario import Scenario
-from .tape import Numerics, Op, Storage, Tape, Value, padded_rows
+from .tape import AdapterPlan, Numerics, Op, Storage, Tape, Value, padded_rows
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Recording:
     block_held: tuple[Value, ...]
     """What a block's own variables hold until it returns."""
     held: tuple[Value, ...]
-    """What the model's variables hold at the loss; the logits first."""
+    """What the model's variables hold at the loss."""
+    logits: tuple[Value, ...]
+    """What the training loop's variable keeps."""
     sizes: Mapping[str, int]
 
     @cached_property
@@ -90,21 +95,41 @@ def record(scenario: Scenario) -> Recording:
     assert arch is not None
     assert batch is not None
     assert batch.sequence is not None
-    sizes = _sizes(arch, batch.micro_batch, batch.sequence)
+    sizes = _sizes(scenario, arch, batch.micro_batch, batch.sequence)
     tape = Tape(sizes, _numerics(scenario))
-    block = gpt_block if arch.is_gpt else llama_block
     x = embed(tape, arch)
     x.storage.label = "block inputs (residual stream)"
     embedding = _cut(tape, None, x)
     entry = x
+    block = _BLOCKS.get(arch.family, llama_block)
     x, inside = block(tape, arch, x, attention=scenario.attention, cache=scenario.use_cache)
     layer = _cut(tape, entry, x, arch.layers)
     entry = x
+    held, logits, loss = _head(tape, arch, x, scenario)
+    head = _cut(tape, entry, loss)
+    return Recording(embedding, layer, head, tuple(inside), tuple(held), tuple(logits), sizes)
+
+
+_BLOCKS = {
+    "nanogpt": gpt_block,
+    "gpt2": gpt_block,
+    "litgpt": litgpt_block,
+    "cs336": cs336_block,
+}
+
+
+def _head(
+    tape: Tape, arch: DecoderArchitecture, x: Value, scenario: Scenario
+) -> tuple[list[Value], list[Value], Value]:
+    """Last norm, logits and loss: what is held meanwhile, the logits, the loss."""
+    if scenario.loss.chunk_tokens or arch.family == "litgpt":
+        return chunked_head(tape, arch, x, fused=arch.family != "litgpt")
+    if arch.family == "cs336":
+        return cs336_head(tape, arch, x)
     upcast = scenario.loss.upcast_logits
-    held, loss = head_and_loss(
-        tape, arch, x, upcast=arch.family != "nanogpt" if upcast is None else upcast
-    )
-    return Recording(embedding, layer, _cut(tape, entry, loss), tuple(inside), tuple(held), sizes)
+    upcast = arch.family != "nanogpt" if upcast is None else upcast
+    held, loss = head_and_loss(tape, arch, x, upcast=upcast)
+    return held, held[:1], loss
 
 
 def _cut(tape: Tape, entry: Value | None, leaves: Value, layers: int = 1) -> Segment:
@@ -113,32 +138,67 @@ def _cut(tape: Tape, entry: Value | None, leaves: Value, layers: int = 1) -> Seg
     return Segment(ops, entry, leaves, layers)
 
 
-def _sizes(arch: DecoderArchitecture, samples: int, tokens: int) -> dict[str, int]:
+def _sizes(
+    scenario: Scenario, arch: DecoderArchitecture, samples: int, tokens: int
+) -> dict[str, int]:
     """What the names of dimensions stand for."""
+    shared = scenario.parallelism
+    t, tokens = shared.tensor_parallel, ceil_div(tokens, shared.context_parallel)
+    tokens = ceil_div(tokens, shared.sequence_parallel)
+    across = t if shared.megatron_sequence_parallel else 1
     return {
         "b": samples,
+        "c": ceil_div(tokens, ceil_div(tokens, scenario.loss.chunk_tokens or LITGPT_CHUNK)),
+        "r": scenario.lora.rank if scenario.lora else 0,
         "s": tokens,
         "s32": padded_rows(tokens),
-        "h": arch.hidden,
-        "a": arch.heads,
-        "g": arch.kv_heads or arch.heads,
+        "h": ceil_div(arch.hidden, across),
+        "a": ceil_div(arch.heads, t),
+        "g": ceil_div(arch.kv_heads or arch.heads, t),
         "d": arch.head_width,
-        "q": arch.query_width,
-        "k": arch.kv_width,
-        "qkv": arch.query_width + 2 * arch.kv_width,
-        "i": arch.intermediate,
-        "v": arch.vocabulary,
+        "q": ceil_div(arch.query_width, t),
+        "k": ceil_div(arch.kv_width, t),
+        "qkv": ceil_div(arch.query_width + 2 * arch.kv_width, t),
+        "i": ceil_div(arch.intermediate, t),
+        "v": ceil_div(arch.vocabulary, t),
     }
 
 
 def _numerics(scenario: Scenario) -> Numerics:
     """Types: those of the largest part of the tensors, and autocast."""
     counts: dict[str, int] = {}
+    packed = trained = 0
     for tensor, n in scenario.inventory.counted():
         counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel * n
+        packed += tensor.numel * n if tensor.storage_bytes else 0
+        trained += tensor.numel * n if tensor.trainable else 0
+    arch, lora = scenario.architecture, scenario.lora
+    assert arch is not None
+    plain = {name: number for name, number in counts.items() if name in FLOATING}
+    litgpt = arch.family == "litgpt"
+    dtype = max(plain, key=lambda name: plain[name], default="bfloat16")
+    autocast = scenario.autocast
+    if autocast and scenario.parallelism.strategy == "fsdp":
+        # FSDP's mixed precision gathers 16-bit weights: nothing is left to autocast.
+        dtype, autocast = autocast, None
     return Numerics(
-        dtype=max(counts, key=lambda name: counts[name]),
-        autocast=scenario.autocast,
+        dtype=dtype,
+        autocast=autocast,
         device=scenario.device,
         dropout_active=scenario.dropout_active,
+        frozen=not trained or lora is not None,
+        adapters=None
+        if lora is None
+        else AdapterPlan(
+            rank=lora.rank,
+            dtype=adapter_dtype(scenario),
+            dropout=lora.dropout,
+            roles=roles_of(lora),
+        ),
+        quantised=packed > sum(counts.values()) // 2,
+        quantised_head=litgpt and packed > sum(counts.values()) // 2,
+        quantised_keeps_input=litgpt,
     )
+
+
+FLOATING = frozenset({"float32", "bfloat16", "float16"})

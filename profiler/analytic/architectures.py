@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from .dtypes import QUANTISED, WeightDtype, quantisation_storages, weight_bytes
 from .inventory import TensorBlock, TensorInventory, TensorSpec
 from .mapping import check, setting
 
-Family = Literal["nanogpt", "gpt2", "llama", "mistral", "qwen2", "qwen3"]
-"""Whose code runs: ``nanogpt`` is a plain PyTorch GPT, the others are Hugging Face's models."""
+Family = Literal[
+    "nanogpt", "gpt2", "llama", "mistral", "qwen2", "qwen3", "litgpt", "torchtune", "cs336"
+]
+"""Whose code runs: ``nanogpt`` is a plain PyTorch GPT, ``litgpt``, ``torchtune`` and ``cs336`` are
+those libraries' own transformers, the others Hugging Face's models."""
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_new", "silu", "relu"]
 
@@ -46,6 +50,16 @@ class DecoderArchitecture:
     )
     embedding_dropout: float = setting("Dropout after the embeddings.", 0.0, minimum=0)
     attention_dropout: float = setting("Dropout on attention weights.", 0.0, minimum=0)
+    norm: Literal["layer", "rms"] | None = setting("Norms; null: as the family has.", None)
+    gated: bool | None = setting(
+        "Whether the MLP has a gate beside its input; null: as the family has.", None
+    )
+    parallel_residual: Literal["none", "one norm", "two norms"] = setting(
+        "Whether attention and MLP read the same stream, normed once or each for itself.", "none"
+    )
+    post_norms: bool = setting("Whether what is added to the stream is normed too.", False)
+    experts: int = setting("Experts of the MLP; 0: one MLP for every token.", 0, minimum=0)
+    active_experts: int = setting("Experts that see one token.", 0, minimum=0)
 
     def __post_init__(self) -> None:
         check(self)
@@ -78,6 +92,16 @@ class DecoderArchitecture:
     def is_gpt(self) -> bool:
         """Whether the blocks are GPT-2's."""
         return self.family in GPT_FAMILIES
+
+    @property
+    def layer_norms(self) -> bool:
+        """Whether norms are layer norms, not RMS norms."""
+        return self.is_gpt if self.norm is None else self.norm == "layer"
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the MLP multiplies its input by an opened gate."""
+        return not self.is_gpt if self.gated is None else self.gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +145,7 @@ class _Weights:
         )
 
 
+@lru_cache(maxsize=64)
 def inventory_of(
     arch: DecoderArchitecture,
     dtype: WeightDtype = "float32",
@@ -157,6 +182,17 @@ def _norm(arch: DecoderArchitecture, make: _Weights) -> list[TensorSpec]:
     return [make.plain(arch.hidden) for _ in range(2 if arch.norm_bias else 1)]
 
 
+def _mlp(arch: DecoderArchitecture, make: _Weights) -> list[TensorSpec]:
+    inward = 2 if arch.has_gate else 1
+    one = [
+        *make.linear(arch.intermediate, arch.hidden, arch.mlp_bias) * inward,
+        *make.linear(arch.hidden, arch.intermediate, arch.mlp_bias),
+    ]
+    if not arch.experts:
+        return one
+    return [make.plain(arch.experts, arch.hidden), *one * arch.experts]
+
+
 def _gpt_block(arch: DecoderArchitecture, make: _Weights) -> list[TensorSpec]:
     width = arch.query_width
     return [
@@ -177,12 +213,14 @@ def _llama_block(arch: DecoderArchitecture, make: _Weights) -> list[TensorSpec]:
         *make.linear(arch.kv_width, arch.hidden, arch.attention_bias),
         *make.linear(arch.hidden, arch.query_width, arch.output_bias),
         *head_norms,
-        *make.linear(arch.intermediate, arch.hidden, arch.mlp_bias),
-        *make.linear(arch.intermediate, arch.hidden, arch.mlp_bias),
-        *make.linear(arch.hidden, arch.intermediate, arch.mlp_bias),
-        *_norm(arch, make),
-        *_norm(arch, make),
+        *_mlp(arch, make),
+        *_norm(arch, make) * _norms(arch),
     ]
+
+
+def _norms(arch: DecoderArchitecture) -> int:
+    """Norms of a block."""
+    return 1 if arch.parallel_residual == "one norm" else 4 if arch.post_norms else 2
 
 
 def _buffers(arch: DecoderArchitecture) -> tuple[int, ...]:

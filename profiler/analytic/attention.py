@@ -43,7 +43,7 @@ def fused_attention(
     ]
     if tape.numerics.on_cuda:
         kept += [tape.storage("attention random state", (), "int64") for _ in range(2)]
-    tape.note(query, key, value, out=[out], saved=tuple(dict.fromkeys(kept)))
+    tape.note(query, key, value, out=[out], saved=tuple(dict.fromkeys(kept)), kind="attention")
     return out
 
 

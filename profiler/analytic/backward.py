@@ -191,17 +191,42 @@ class _Player:
             self.buffers[leaves] = self.buffers.pop(entry)
 
 
-def checkpointed_saved(recording: Recording) -> Kinds:
-    """What all blocks keep under full checkpointing: their inputs and the generator's state."""
+def selected(block: Segment) -> list[Storage]:
+    """What one block keeps under selective checkpointing, beside its input.
+
+    Every second matrix product's output and attention's: torchtitan's per-operator policy
+    (``_apply_ac_to_transformer_block``: ``mm`` with an odd count, the attention kernels).
+    """
+    kept: list[Storage] = []
+    products = 0
+    for op in block.ops:
+        if op.kind == "product":
+            products += 1
+            if products % 2:
+                kept.append(op.outputs[0].storage)
+        elif op.kind == "attention":
+            kept += [s for s in op.saved if s not in {v.storage for v in op.inputs}]
+    return kept
+
+
+def checkpointed_saved(recording: Recording, *, selective: bool = False) -> Kinds:
+    """What all blocks keep under checkpointing: their inputs and the generator's state."""
     entry = recording.block.entry
     assert entry is not None
     layers = recording.block.layers
     state = Kind("random states of checkpointed blocks", (), "uint8", RNG_STATE)
-    return kinds_of([entry.storage], layers) + Counter({state: layers})
+    kept = [entry.storage, *(selected(recording.block) if selective else ())]
+    return kinds_of(dict.fromkeys(kept), layers) + Counter({state: layers})
 
 
 def play_backward(
-    recording: Recording, *, checkpointed: bool, adds_to_gradients: bool, tied: bool, on_cpu: bool
+    recording: Recording,
+    *,
+    checkpointed: bool,
+    adds_to_gradients: bool,
+    tied: bool,
+    on_cpu: bool,
+    selective: bool = False,
 ) -> Instant:
     """The fullest instant of the backward pass.
 
@@ -211,9 +236,12 @@ def play_backward(
         adds_to_gradients: Whether ``.grad`` is there already (a later micro-step).
         tied: Whether head and embedding share their matrix, so that its gradients are added.
         on_cpu: Whether states of the CPU's generator count.
+        selective: Whether checkpointed blocks keep some of their operators' outputs too.
     """
     embedding, block, head = recording.segments
-    saved, copies = forward_kept(recording, checkpointed=checkpointed, on_cpu=on_cpu)
+    saved, copies = forward_kept(
+        recording, checkpointed=checkpointed, on_cpu=on_cpu, selective=selective
+    )
     player = _Player(saved, copies, adds_to_gradients)
     player.seed(head.exit)
     player.play(head)
@@ -223,9 +251,8 @@ def play_backward(
     weights = kinds_of(recomputed.copies)
     if checkpointed:
         assert block.entry is not None
-        kept = checkpointed_saved(recording) if on_cpu else kinds_of([block.entry.storage])
-        own = Counter(dict.fromkeys(kept, 1))
-        inside -= kinds_of([block.entry.storage])
+        own = _of_one_block(recording, on_cpu=on_cpu, selective=selective)
+        inside -= kinds_of([block.entry.storage, *(selected(block) if selective else ())])
 
     def one_block() -> None:
         if checkpointed:
@@ -252,33 +279,49 @@ def play_backward(
     return player.peak
 
 
+def _of_one_block(recording: Recording, *, on_cpu: bool, selective: bool) -> Kinds:
+    """What one checkpointed block keeps."""
+    kept = checkpointed_saved(recording, selective=selective)
+    layers = recording.block.layers
+    one = Counter({kind: count // layers for kind, count in kept.items()})
+    return one if on_cpu else Counter({k: n for k, n in one.items() if k.nbytes != RNG_STATE})
+
+
 def _times(kinds: Kinds, times: int) -> Kinds:
     return Counter({kind: count * times for kind, count in kinds.items()})
 
 
-def forward_kept(recording: Recording, *, checkpointed: bool, on_cpu: bool) -> tuple[Kinds, Kinds]:
+def forward_kept(
+    recording: Recording, *, checkpointed: bool, on_cpu: bool, selective: bool = False
+) -> tuple[Kinds, Kinds]:
     """Storages and weight copies that the whole forward pass leaves for backward."""
     saved: Kinds = Counter()
     copies: Kinds = Counter()
     for segment in recording.segments:
         if checkpointed and segment is recording.block:
-            kept = checkpointed_saved(recording)
-            entry = segment.entry
-            assert entry is not None
-            saved += kept if on_cpu else kinds_of([entry.storage], segment.layers)
+            one = _of_one_block(recording, on_cpu=on_cpu, selective=selective)
+            saved += _times(one, segment.layers)
             continue
         saved += kinds_of(segment.saved, segment.layers)
         copies += kinds_of(segment.copies, segment.layers)
     return saved, copies
 
 
-def forward_transient(segment: Segment, held: Iterable[Value] = (), *, keeps: bool = True) -> int:
+def forward_transient(
+    segment: Segment,
+    held: Iterable[Value] = (),
+    *,
+    keeps: bool = True,
+    lasting: Iterable[Value] = (),
+) -> int:
     """Most bytes that a segment's forward holds at once beside what it keeps for backward.
 
     A tensor lives from the operator that makes it to the last that reads it; ``held`` ones live
     to the end. With ``keeps=False`` (checkpointing) what would be kept lives no longer.
+    ``lasting`` ones are counted elsewhere (a cache).
     """
     kept = set(segment.saved) if keeps else set()
+    kept |= {value.storage for value in lasting}
     last: dict[Storage, int] = {}
     for place, op in enumerate(segment.ops):
         for value in (*op.inputs, *op.outputs):
@@ -292,6 +335,6 @@ def forward_transient(segment: Segment, held: Iterable[Value] = (), *, keeps: bo
         for value in op.outputs:
             if value.storage not in kept and value.storage is not entry:
                 alive[value.storage] = value.storage.nbytes
-        most = max(most, sum(alive.values()))
+        most = max(most, sum(alive.values()) + op.work)
         alive = {s: n for s, n in alive.items() if last[s] > place}
     return most

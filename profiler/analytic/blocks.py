@@ -17,7 +17,10 @@ def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
     ids = tape.storage("token numbers", ("b", "s"), "int64")
     out = tape.value("embeddings", TOKENS, dtype)
     table = arch.vocabulary * arch.hidden * out.storage.nbytes // tape.numel(TOKENS)
-    tape.note(out=[out], saved=(ids,), weight_gradient=table)
+    if tape.numerics.frozen:
+        tape.note(out=[out])
+    else:
+        tape.note(out=[out], saved=(ids,), weight_gradient=table)
     if not arch.is_gpt:
         for _ in range(2):
             rotary = tape.value("rotary cosines and sines", ("s", "d"), dtype)
@@ -48,6 +51,7 @@ def gpt_block(
         "queries, keys and values",
         bias=arch.attention_bias,
         out=("b", "s", "qkv"),
+        role="qkv",
     )
     query, key, value = tape.split(joint, (full, full, full))
     if cache:
@@ -67,13 +71,19 @@ def gpt_block(
             cached=cache,
             masked_fill=arch.family == "nanogpt",
         )
-    out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
+    out = tape.linear(
+        mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS, role="output"
+    )
     mixed = out = tape.dropout(out, arch.residual_dropout, "attention projections")
     x = tape.add(x, out, "block inputs (residual stream)")
     normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
-    inner = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=("b", "s", "i"))
+    inner = tape.linear(
+        normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=("b", "s", "i"), role="up"
+    )
     inner = activation(tape, arch.activation, inner)
-    out = tape.linear(inner, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
+    out = tape.linear(
+        inner, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS, role="down"
+    )
     out = tape.dropout(out, arch.residual_dropout, "MLP projections")
     # Hugging Face's block still names what it handed to the MLP, and attention's result.
     held = [] if arch.family == "nanogpt" else [normed, mixed]
@@ -123,9 +133,9 @@ def llama_block(
     full, few = ("b", "s", "q"), ("b", "s", "k")
     bias = arch.attention_bias
     normed = rms_norm(tape, x, "h", "RMS norm outputs")
-    query = tape.linear(normed, "h", "q", "queries", bias=bias, out=full)
-    key = tape.linear(normed, "h", "k", "keys", bias=bias, out=few)
-    value = tape.linear(normed, "h", "k", "values", bias=bias, out=few)
+    query = tape.linear(normed, "h", "q", "queries", bias=bias, out=full, role="query")
+    key = tape.linear(normed, "h", "k", "keys", bias=bias, out=few, role="key")
+    value = tape.linear(normed, "h", "k", "values", bias=bias, out=few, role="value")
     if arch.family == "qwen3":
         query = head_norm(tape, query, "a")
         key = head_norm(tape, key, "g")
@@ -147,15 +157,19 @@ def llama_block(
             softmax_float32=True,
             cached=cache,
         )
-    out = tape.linear(mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS)
+    out = tape.linear(
+        mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS, role="output"
+    )
     x = tape.add(x, out, "block inputs (residual stream)")
     normed = rms_norm(tape, x, "h", "RMS norm outputs")
     inner = ("b", "s", "i")
-    gate = tape.linear(normed, "h", "i", "MLP gates", bias=arch.mlp_bias, out=inner)
+    gate = tape.linear(normed, "h", "i", "MLP gates", bias=arch.mlp_bias, out=inner, role="gate")
     opened = activation(tape, arch.activation, gate)
-    up = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=inner)
+    up = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=inner, role="up")
     product = tape.multiply(opened, up, "MLP products")
-    out = tape.linear(product, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS)
+    out = tape.linear(
+        product, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS, role="down"
+    )
     return tape.add(x, out, "block inputs (residual stream)"), [normed]
 
 
@@ -181,7 +195,7 @@ def head_and_loss(
         normed = tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
     else:
         normed = rms_norm(tape, x, "h", "RMS norm outputs")
-    logits = tape.linear(normed, "h", "v", "logits", bias=False, out=("b", "s", "v"))
+    logits = tape.linear(normed, "h", "v", "logits", bias=False, out=("b", "s", "v"), role="head")
     raised = tape.cast(logits, "float32") if upcast else logits
     likely = tape.softmax(raised, "log-probabilities")
     targets = tape.storage("targets", ("b", "s"), "int64")

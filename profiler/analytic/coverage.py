@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vramscope.storage.records import MemoryClass
 
+from .adapter_state import ROLES
 from .scenario import Scenario
 from .sharding import Parallelism
 
@@ -20,8 +21,6 @@ STATE = frozenset(
     }
 )
 """What lies otherwise as soon as the model's state is spread in a way that is not modelled."""
-PASSES = frozenset({MemoryClass.ACTIVATIONS, MemoryClass.AUTOCAST_CACHE, MemoryClass.TEMPORARIES})
-"""What lies otherwise as soon as a device computes something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,13 @@ def gaps(scenario: Scenario) -> list[Gap]:
 
 
 def _parallel(parallelism: Parallelism) -> Iterator[Gap]:
-    if parallelism.strategy == "fsdp":
+    if parallelism.expert_parallel > 1:
+        yield Gap(f"parallelism.expert_parallel={parallelism.expert_parallel}: not modelled", STATE)
+    if parallelism.pipeline_parallel > 1:
         yield Gap(
-            f"parallelism.strategy=fsdp (version {parallelism.fsdp_version}, sharding "
-            f"{parallelism.fsdp_sharding}): its units and gathered weights are not modelled",
-            STATE,
+            "parallelism.pipeline_parallel: the first stage is taken, as many micro-batches in "
+            "flight as stages (1F1B)"
         )
-    degrees = {
-        "tensor_parallel": STATE | PASSES,
-        "pipeline_parallel": STATE | PASSES,
-        "expert_parallel": STATE,
-        "sequence_parallel": PASSES,
-        "context_parallel": PASSES,
-    }
-    for name, classes in degrees.items():
-        degree = getattr(parallelism, name)
-        if degree > 1:
-            yield Gap(f"parallelism.{name}={degree}: not modelled", classes)
     if parallelism.megatron_sequence_parallel and parallelism.tensor_parallel == 1:
         yield Gap("parallelism.megatron_sequence_parallel: nothing without tensor parallelism")
     if parallelism.replicas > 1 and parallelism.strategy == "zero":
@@ -97,8 +86,14 @@ def _others(scenario: Scenario) -> Iterator[Gap]:
         )
     if offload.activations:
         yield Gap("offload.activations: not modelled", frozenset({MemoryClass.ACTIVATIONS}))
-    if scenario.lora is not None:
+    if scenario.lora is not None and scenario.architecture is None:
         yield Gap(
-            f"lora.rank={scenario.lora.rank}: adapters are not modelled",
+            f"lora.rank={scenario.lora.rank}: which matrices have adapters is not known without "
+            "an architecture",
+            STATE | {MemoryClass.ACTIVATIONS},
+        )
+    if scenario.lora is not None and (unknown := set(scenario.lora.targets) - set(ROLES)):
+        yield Gap(
+            f"lora.targets={', '.join(sorted(unknown))}: not names of matrices that are known",
             STATE | {MemoryClass.ACTIVATIONS},
         )

@@ -15,6 +15,9 @@ from vramscope.storage.records import (
 )
 
 from .coverage import gaps
+from .fsdp import fsdp_terms
+from .inference_passes import inference_of
+from .local_part import local_part
 from .model_state import (
     MASTER_WEIGHTS,
     buffer_terms,
@@ -25,7 +28,8 @@ from .model_state import (
     step_terms,
     stepped_tensors,
 )
-from .passes import PLAYED_SOURCE, passes_of
+from .overheads import Band, reserved_band, workspace_terms
+from .passes import PLAYED_SOURCE, passes_of, steps_in_backward
 from .scenario import Scenario
 from .sharding import DDP_SOURCE
 from .terms import ALWAYS, STEP_PHASES, Allocation, Ledger, Term, make_term
@@ -48,6 +52,8 @@ class Prediction:
     peak_low: int | None
     peak_high: int | None
     """Band of ``peak.allocated``, in bytes."""
+    reserved: Band | None = None
+    """What the caching allocator will hold; ``None`` on a CPU, or where a phase is unknown."""
     device_used: int | None = None
     """Always ``None`` here: see ``not_modelled``."""
     terms: tuple[PredictionTerm, ...]
@@ -79,29 +85,36 @@ def predict(scenario: Scenario) -> Prediction:
     Closed formulas over the scenario's tensors: no torch, under 50 ms. An unknown class is
     ``None``, and so is then the ``allocated`` of the phases that it takes part in.
     """
-    passes = passes_of(scenario)
+    whole, scenario = scenario, local_part(scenario)
+    passes = inference_of(scenario) if scenario.inference else passes_of(scenario)
+    on_cuda = scenario.device == "cuda"
     missing = gaps(scenario)
     uncovered = frozenset(c for gap in missing for c in gap.classes)
-    every = [*_state_terms(scenario, passes.gradients_at_peak), *passes.terms]
+    every = [
+        *_state_terms(scenario, passes.gradients_at_peak),
+        *passes.terms,
+        *workspace_terms(scenario),
+    ]
     terms = [t for t in every if t.memory_class not in uncovered]
     unknown = {
         **_unknown_state(scenario),
         **passes.unknown,
         **dict.fromkeys(uncovered, ALWAYS),
     }
-    ledger = Ledger(tuple(terms), unknown, rounded=scenario.device == "cuda")
+    ledger = Ledger(tuple(terms), unknown, rounded=on_cuda)
     phases = {phase: ledger.use(phase) for phase in STEP_PHASES}
     known = {phase: ledger.known_bytes(phase) for phase in STEP_PHASES}
     fullest = max(STEP_PHASES, key=lambda phase: known[phase])
     complete = all(use.allocated is not None for use in phases.values())
     spread = max(known.values()) - passes.uncertain if complete else max(known.values())
     return Prediction(
-        scenario=scenario,
+        scenario=whole,
         phases=phases,
         peak=phases[fullest],
         peak_phase=fullest if complete else None,
         peak_low=spread,
         peak_high=known[fullest] if complete else None,
+        reserved=reserved_band(known[fullest]) if complete and on_cuda else None,
         terms=ledger.for_people(fullest),
         not_modelled=(
             *(gap.what for gap in missing),
@@ -115,8 +128,12 @@ def predict(scenario: Scenario) -> Prediction:
 def _state_terms(scenario: Scenario, gradients_at_peak: int | None) -> list[Term]:
     """Parameters, gradients, optimizer state, buffers and buckets."""
     buffers = buffer_terms(scenario.inventory)
+    if scenario.inference is not None:
+        return [*parameter_terms(scenario.inventory), *buffers]
     if scenario.parallelism.strategy == "zero" and scenario.parallelism.zero_stage:
         return [*zero_terms(scenario), *buffers]
+    if scenario.parallelism.strategy == "fsdp":
+        return [*fsdp_terms(scenario), *buffers]
     tensors = stepped_tensors(scenario)
     return [
         *parameter_terms(scenario.inventory),
@@ -131,6 +148,8 @@ def _state_terms(scenario: Scenario, gradients_at_peak: int | None) -> list[Term
 
 def _gradients(scenario: Scenario, at_peak: int | None) -> list[Term]:
     """Gradients by phase; at backward's peak only those made so far."""
+    if steps_in_backward(scenario):
+        return [_one_gradient(scenario)]
     phases = _gradient_phases(scenario)
     if at_peak is None:
         return gradient_terms(scenario, phases)
@@ -143,6 +162,20 @@ def _gradients(scenario: Scenario, at_peak: int | None) -> list[Term]:
         frozenset({Phase.BACKWARD}),
     )
     return [*gradient_terms(scenario, phases - {Phase.BACKWARD}), so_far]
+
+
+def _one_gradient(scenario: Scenario) -> Term:
+    """The largest parameter's gradient: each is dropped before the next is made."""
+    trained = [t for t, _ in scenario.inventory.counted() if t.trainable]
+    largest = max((t.nbytes for t in trained), default=0)
+    return make_term(
+        "gradient of the largest parameter",
+        MemoryClass.GRADIENTS,
+        [Allocation(largest)],
+        f"{largest:,} B: each gradient is used and dropped where it is made",
+        "LOMO, arXiv 2306.09782, section 3.1",
+        frozenset({Phase.BACKWARD}),
+    )
 
 
 def _gradient_phases(scenario: Scenario) -> frozenset[Phase]:
@@ -188,10 +221,11 @@ def _not_modelled(scenario: Scenario) -> tuple[str, ...]:
     if scenario.device == "cuda":
         notes += [
             "reserved: what the caching allocator keeps free depends on the order of requests "
-            "(its segments are 2 MiB, 20 MiB, or multiples of 2 MiB)",
-            "block slack: a block above 1 MiB may keep up to 1 MiB that was not asked for",
+            "(its segments are 2 MiB, 20 MiB, or multiples of 2 MiB); a band is given, no terms",
+            "block slack: beside what fresh segments leave, a block that is used again may keep up "
+            "to 1 MiB that was not asked for",
             "device_used: CUDA context, loaded kernels and libraries lie outside the allocator",
-            "workspaces: cuBLAS and cuDNN scratch memory",
+            "workspaces: cuDNN's and attention kernels' scratch memory",
         ]
     if any(o.name in ("adam8bit", "adamw8bit") for o in scenario.optimizers):
         if scenario.device == "cpu":

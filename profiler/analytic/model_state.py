@@ -20,6 +20,7 @@ from .optimizers import (
     step_temporaries,
 )
 from .scenario import Scenario
+from .sharding import Parallelism
 from .terms import ALWAYS, Allocation, Term, make_term
 
 STORAGE_SOURCE = "torch: bytes of the unique storages, elements × element size"
@@ -133,7 +134,8 @@ def optimizer_terms(scenario: Scenario, tensors: Sequence[TensorSpec]) -> list[T
     maps = 0
     for position, optimizer in enumerate(scenario.optimizers):
         group = list(of_group(tensors, position))
-        for tensor in group:
+        mine = own_partition(group, scenario.parallelism) if optimizer.partitioned else group
+        for tensor in mine:
             for kept in state_storages(tensor, optimizer, device=scenario.device):
                 if kept.on_device:
                     kinds[kept.name, kept.source].append(Allocation(kept.nbytes))
@@ -159,6 +161,20 @@ def optimizer_terms(scenario: Scenario, tensors: Sequence[TensorSpec]) -> list[T
             )
         )
     return terms
+
+
+def own_partition(tensors: Sequence[TensorSpec], parallelism: Parallelism) -> list[TensorSpec]:
+    """The parameters whose states this rank keeps: the largest first, to the emptiest rank.
+
+    Source: torch distributed/optim/zero_redundancy_optimizer.py ``_partition_parameters``.
+    """
+    ranks: list[list[TensorSpec]] = [[] for _ in range(parallelism.world_size)]
+    sizes = [0] * parallelism.world_size
+    for tensor in sorted(tensors, key=lambda t: -t.numel):
+        emptiest = sizes.index(min(sizes))
+        ranks[emptiest].append(tensor)
+        sizes[emptiest] += tensor.numel
+    return ranks[parallelism.rank]
 
 
 def _uses_maps(group: Iterable[TensorSpec], optimizer: OptimizerSpec) -> bool:

@@ -3,7 +3,8 @@
 # ruff: noqa: RUF009 (setting() makes a dataclass field)
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -12,10 +13,35 @@ from .dtypes import ceil_div
 from .inventory import TensorSpec
 from .mapping import check, setting
 
-OptimizerName = Literal["sgd", "adam", "adamw", "adam8bit", "adamw8bit", "other"]
+OptimizerName = Literal[
+    "sgd",
+    "adam",
+    "adamw",
+    "adagrad",
+    "rmsprop",
+    "adafactor",
+    "lion",
+    "lamb",
+    "muon",
+    "lomo",
+    "adam8bit",
+    "adamw8bit",
+    "lion8bit",
+    "adamw4bit",
+    "other",
+]
 Implementation = Literal["foreach", "for-loop", "fused"]
 
-EIGHT_BIT: frozenset[str] = frozenset({"adam8bit", "adamw8bit"})
+EIGHT_BIT: frozenset[str] = frozenset({"adam8bit", "adamw8bit", "lion8bit"})
+LIKE_PARAMETER: dict[str, tuple[str, ...]] = {
+    "adagrad": ("sum of squares",),
+    "rmsprop": ("mean of squares",),
+    "lion": ("first moment",),
+    "lamb": ("first moment", "second moment"),
+}
+"""What optimizers keep that is like the parameter, beside Adam and SGD."""
+BLOCK_4BIT_STATE = 128
+"""Elements that share one scale in torchao's 4-bit states."""
 SMALLEST_8BIT = 4096
 """Tensors with fewer elements keep 32-bit state (bitsandbytes ``min_8bit_size``)."""
 BLOCK_8BIT = 256
@@ -24,6 +50,14 @@ QUANTILE_MAPS = 2048
 """Bytes of the two code books (signed and unsigned) that all 8-bit states of an optimizer share."""
 
 TORCH_SOURCE = "torch 2.13 torch/optim/{file}, checked against its tensors byte for byte"
+STATE_SOURCES: dict[str, str] = {
+    "lion": "lion-pytorch lion_pytorch.py: exp_avg",
+    "lamb": "LAMB, arXiv 1904.00962: two moments like Adam's",
+    "muon": "Muon, kellerjordan.github.io/posts/muon: a momentum for matrices, AdamW for the rest",
+    "lomo": "LOMO, arXiv 2306.09782: no state, each gradient is used where it is made",
+    "adamw4bit": "torchao optim/adam.py AdamW4bit: 4 bits an element, a float32 scale for 128",
+    "adafactor": "transformers optimization.py Adafactor: float32 row and column means of squares",
+}
 BNB_SOURCE = "bitsandbytes 0.50 optim/optimizer.py Optimizer2State, checked byte for byte"
 
 
@@ -49,6 +83,15 @@ class OptimizerSpec:
     maximize: bool = setting("Whether the step ascends.", False)
     capturable: bool = setting("Whether Adam's step counters lie on the device.", False)
     paged: bool = setting("8-bit state in managed memory (bitsandbytes Paged*).", False)
+    in_backward: bool = setting(
+        "Whether each parameter is stepped, and its gradient dropped, as soon as that is there.",
+        False,
+    )
+    partitioned: bool = setting(
+        "Whether data-parallel ranks keep the states of whole parameters each (torch's "
+        "ZeroRedundancyOptimizer).",
+        False,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -84,7 +127,16 @@ def state_storages(
     ``capturable``. bitsandbytes: see :func:`eight_bit_storages`.
     """
     if optimizer.name in EIGHT_BIT:
-        return eight_bit_storages(tensor, paged=optimizer.paged and device == "cuda")
+        packed = eight_bit_storages(tensor, paged=optimizer.paged and device == "cuda")
+        lion = optimizer.name == "lion8bit"
+        return tuple(k for k in packed if "second" not in k.name) if lion else packed
+    if optimizer.name in LIKE_PARAMETER:
+        default = TORCH_SOURCE.format(file=f"{optimizer.name}.py")
+        source = STATE_SOURCES.get(optimizer.name, default)
+        names = LIKE_PARAMETER[optimizer.name]
+        return tuple(StateStorage(name, tensor.nbytes, source=source) for name in names)
+    if optimizer.name in _OWN_STATE:
+        return _OWN_STATE[optimizer.name](tensor)
     if optimizer.name == "sgd":
         source = TORCH_SOURCE.format(file="sgd.py")
         if not optimizer.momentum:
@@ -99,6 +151,48 @@ def state_storages(
         *(StateStorage(name, tensor.nbytes, source=source) for name in kept),
         StateStorage("step counters", 4, on_device=on_device, source=source),
     )
+
+
+def _muon(tensor: TensorSpec) -> tuple[StateStorage, ...]:
+    """A momentum for matrices; embeddings' rows are matrices too, so this is a lower bound."""
+    names = ("momentum",) if len(tensor.shape) > 1 else ("first moment", "second moment")
+    return tuple(StateStorage(n, tensor.nbytes, source=STATE_SOURCES["muon"]) for n in names)
+
+
+def _adafactor(tensor: TensorSpec) -> tuple[StateStorage, ...]:
+    """Row and column means for what has two dimensions, else one mean of squares; float32."""
+    source = STATE_SOURCES["adafactor"]
+    if len(tensor.shape) < 2:
+        return (StateStorage("mean of squares", 4 * tensor.numel, source=source),)
+    *stack, rows, columns = tensor.shape
+    outer = math.prod(stack)
+    return (
+        StateStorage("row means", 4 * outer * rows, source=source),
+        StateStorage("column means", 4 * outer * columns, source=source),
+    )
+
+
+def _four_bit(tensor: TensorSpec) -> tuple[StateStorage, ...]:
+    """torchao: tensors of at least 4096 elements, a multiple of 128, are packed."""
+    n, source = tensor.numel, STATE_SOURCES["adamw4bit"]
+    moments = ("first moment", "second moment")
+    if n < SMALLEST_8BIT or n % BLOCK_4BIT_STATE:
+        return tuple(StateStorage(name, tensor.nbytes, source=source) for name in moments)
+    packed = ceil_div(n, 2) + 4 * (n // BLOCK_4BIT_STATE)
+    return tuple(StateStorage(f"{name}, 4-bit", packed, source=source) for name in moments)
+
+
+def _nothing(tensor: TensorSpec) -> tuple[StateStorage, ...]:
+    del tensor
+    return ()
+
+
+_OWN_STATE: dict[str, Callable[[TensorSpec], tuple[StateStorage, ...]]] = {
+    "muon": _muon,
+    "adafactor": _adafactor,
+    "adamw4bit": _four_bit,
+    "lomo": _nothing,
+}
 
 
 def eight_bit_storages(tensor: TensorSpec, *, paged: bool) -> tuple[StateStorage, ...]:
@@ -149,9 +243,16 @@ def step_temporaries(tensors: Sequence[TensorSpec], optimizer: OptimizerSpec) ->
     """
     if optimizer.implementation == "fused" or not tensors:
         return StepTemporaries(0, "fused: 0")
-    if optimizer.name in EIGHT_BIT or optimizer.name == "other":
+    if optimizer.name in EIGHT_BIT or optimizer.name in ("other", "lomo"):
         return StepTemporaries(0, "one kernel a tensor: 0", BNB_SOURCE)
-    source = TORCH_SOURCE.format(file="sgd.py" if optimizer.name == "sgd" else "adam.py")
+    if optimizer.name in _ONE_BY_ONE:
+        copies, source = _ONE_BY_ONE[optimizer.name], STATE_SOURCES[optimizer.name]
+        elements = max(t.numel for t in tensors)
+        return StepTemporaries(4 * copies * elements, f"{copies} × 4 B × {elements:,}", source)
+    if optimizer.in_backward:
+        return _alone(max(tensors, key=lambda t: t.nbytes), optimizer)
+    file = "adam" if optimizer.is_adam else optimizer.name
+    source = TORCH_SOURCE.format(file=f"{file}.py")
     if optimizer.implementation == "foreach":
         return _foreach_temporaries(tensors, optimizer, source)
     sizes = [t.nbytes for t in tensors]
@@ -163,6 +264,17 @@ def step_temporaries(tensors: Sequence[TensorSpec], optimizer: OptimizerSpec) ->
         return StepTemporaries(0, "in place: 0", source)
     formula = f"{copies} × {largest:,} B" + (f" + {before:,} B" if carried and before else "")
     return StepTemporaries(copies * largest + carried * before, formula, source)
+
+
+_ONE_BY_ONE: dict[str, int] = {"lion": 1, "lamb": 2, "muon": 3, "adafactor": 2, "adamw4bit": 2}
+"""Float32 copies of one parameter that steps without a list of all of them make."""
+
+
+def _alone(tensor: TensorSpec, optimizer: OptimizerSpec) -> StepTemporaries:
+    """The step of one parameter by itself."""
+    copies = 1 if optimizer.implementation == "foreach" else _copies_for_one(optimizer)
+    formula = f"{copies} × {tensor.nbytes:,} B: the largest parameter by itself"
+    return StepTemporaries(copies * tensor.nbytes, formula, TORCH_SOURCE.format(file="adam.py"))
 
 
 def _foreach_temporaries(

@@ -17,7 +17,7 @@ from .backward import (
     kinds_of,
     play_backward,
 )
-from .dtypes import ITEM_BYTES, QUANTISED
+from .dtypes import ITEM_BYTES
 from .scenario import Scenario
 from .tape import Storage
 from .terms import Allocation, Term, make_term
@@ -47,7 +47,7 @@ class Passes:
 
 def passes_of(scenario: Scenario) -> Passes:
     """Activations, weight copies and temporaries of both passes."""
-    if reason := _why_not(scenario):
+    if reason := why_not(scenario):
         unknown = {MemoryClass.ACTIVATIONS: PASSES, MemoryClass.TEMPORARIES: PASSES}
         if scenario.autocast:
             unknown[MemoryClass.AUTOCAST_CACHE] = PASSES
@@ -64,14 +64,15 @@ def passes_of(scenario: Scenario) -> Passes:
     )
 
 
-def _why_not(scenario: Scenario) -> str | None:
-    """Why activations cannot be predicted, in words."""
+def why_not(scenario: Scenario) -> str | None:
+    """Why what a pass holds cannot be predicted, in words; nothing where it can."""
     if scenario.architecture is None:
         return scenario.activations_unknown or "the scenario has no architecture"
     if scenario.batch is None or scenario.batch.sequence is None:
         return "the scenario has no batch with a sequence"
-    if scenario.weight_dtype in QUANTISED and scenario.tensors is None:
-        return "quantised weights are trained through adapters, which are not modelled yet"
+    packed = any(t.storage_bytes for t, _ in scenario.inventory.counted())
+    if packed and scenario.lora is None and scenario.inference is None:
+        return "quantised weights are trained through adapters, and the scenario has none"
     if scenario.batch.sequence > scenario.architecture.positions and scenario.architecture.is_gpt:
         limit = scenario.architecture.positions
         return f"the sequence of {scenario.batch.sequence} is longer than {limit} positions"
@@ -80,10 +81,11 @@ def _why_not(scenario: Scenario) -> str | None:
 
 def _notes(scenario: Scenario) -> tuple[str, ...]:
     notes: list[str] = []
-    if any(not t.trainable for t, _ in scenario.inventory.counted()):
+    trained = {t.trainable for t, _ in scenario.inventory.counted()}
+    if len(trained) > 1 and scenario.lora is None:
         notes.append("activations: predicted as if no parameter were frozen, so too high")
     types = {t.dtype for t, _ in scenario.inventory.counted()}
-    if len(types) > 1:
+    if len(types) > 1 and scenario.lora is None:
         notes.append("activations: weights of several types; the commonest was taken for all")
     if scenario.device == "cuda":
         notes.append("attention: the kernel is the one torch picks by default; others differ")
@@ -129,9 +131,12 @@ def _formula(kind: Kind, count: int, sizes: Mapping[str, int]) -> str:
 
 def _forward_terms(scenario: Scenario, recording: Recording) -> list[Term]:
     """The end of the forward pass: all that is kept, and the logits on their way to the loss."""
-    checkpointed = scenario.checkpointing == "full"
+    checkpointed = scenario.checkpointing != "none"
     saved, copies = forward_kept(
-        recording, checkpointed=checkpointed, on_cpu=scenario.device == "cpu"
+        recording,
+        checkpointed=checkpointed,
+        on_cpu=scenario.device == "cpu",
+        selective=scenario.checkpointing == "selective",
     )
     transient = forward_transient(recording.head, recording.held)
     if checkpointed:
@@ -183,18 +188,30 @@ def _cached_biases(recording: Recording) -> list[Term]:
     ]
 
 
+def drops_gradients(scenario: Scenario) -> bool:
+    """Whether a gradient is handed on where it is made: to a shard, or to its optimizer."""
+    parallelism = scenario.parallelism
+    sharded = parallelism.zero_stage > 0 or parallelism.strategy == "fsdp"
+    return sharded or steps_in_backward(scenario)
+
+
+def steps_in_backward(scenario: Scenario) -> bool:
+    """Whether every parameter is stepped as soon as its gradient is there."""
+    return all(o.in_backward or o.name == "lomo" for o in scenario.optimizers)
+
+
 def _backward_terms(scenario: Scenario, recording: Recording) -> tuple[list[Term], int | None]:
     """The fullest instant of the backward pass."""
-    sharded = scenario.parallelism.zero_stage > 0
-    adds = scenario.accumulation > 1 or sharded
+    adds = scenario.accumulation > 1 or drops_gradients(scenario)
     arch = scenario.architecture
     assert arch is not None
     instant = play_backward(
         recording,
-        checkpointed=scenario.checkpointing == "full",
+        checkpointed=scenario.checkpointing != "none",
         adds_to_gradients=adds,
         tied=arch.tied,
         on_cpu=scenario.device == "cpu",
+        selective=scenario.checkpointing == "selective",
     )
     phase = Phase.BACKWARD
     terms = _saved_terms(instant.saved, recording.sizes, MemoryClass.ACTIVATIONS, phase)
@@ -223,13 +240,14 @@ def _kept_outputs(scenario: Scenario, recording: Recording) -> list[Term]:
     terms = [*_kept_batch(scenario, recording), *_unsaved_cache(scenario, recording)]
     if not scenario.loss.keep_outputs:
         return terms
-    logits = Kind.of(recording.held[0].storage)
+    logits = Kind.of(recording.logits[0].storage)
+    pieces = len(recording.logits)
     terms.append(
         make_term(
             "logits that the loop's variable keeps",
             MemoryClass.TEMPORARIES,
-            [Allocation(logits.nbytes)],
-            _formula(logits, 1, recording.sizes),
+            [Allocation(logits.nbytes, pieces)],
+            _formula(logits, pieces, recording.sizes),
             VARIABLE_SOURCE,
         )
     )

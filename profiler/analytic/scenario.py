@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .adapter_state import with_adapters
 from .adapters import LoraSpec
 from .architectures import DecoderArchitecture, inventory_of
 from .dtypes import DTYPE_ALIASES, HalfDtype, TensorDtype, WeightDtype
+from .inference import InferenceSpec
 from .inventory import TensorInventory
 from .mapping import check, from_mapping, schema, setting, to_mapping
 from .offload import Offload
@@ -42,6 +44,9 @@ class LossSpec:
         "Whether the model shifts the labels itself (a copy of them is saved); null: as the "
         "family does.",
         None,
+    )
+    chunk_tokens: int | None = setting(
+        "Tokens of each piece where head and loss run in pieces of the sequence.", None, minimum=1
     )
     keep_outputs: bool = setting(
         "Whether the training loop's variable keeps the logits (and the cache) alive until the "
@@ -88,8 +93,11 @@ class Scenario:
     )
     batch: BatchShape | None = setting("What one forward pass sees.", None)
     accumulation: int = setting("Micro-batches in a step.", 1, minimum=1)
-    checkpointing: Literal["none", "full"] = setting(
-        "`full`: each block keeps its input only, and is computed again in backward.", "none"
+    checkpointing: Literal["none", "selective", "full"] = setting(
+        "`full`: each block keeps its input only, and is computed again in backward. "
+        "`selective`: products and attention's outputs are kept, the rest is computed again "
+        "(torchtitan's per-operator policy).",
+        "none",
     )
     attention: Literal["sdpa", "eager"] = setting(
         "Scaled dot-product attention as one operator, or written out.", "sdpa"
@@ -108,6 +116,12 @@ class Scenario:
     parallelism: Parallelism = setting("How the work is spread over devices.", Parallelism())
     offload: Offload = setting("What is kept off the device.", Offload())
     lora: LoraSpec | None = setting("Low-rank adapters that are trained instead.", None)
+    inference: InferenceSpec | None = setting(
+        "Generation instead of training: `batch.sequence` is then the prompt.", None
+    )
+    gpu: str | None = setting(
+        "Name of the GPU, as the driver gives it; decides libraries' workspaces.", None
+    )
     model_class: str | None = setting("Class of the model, where it is known.", None)
     notes: tuple[str, ...] = setting(
         "What a reader took where its file does not say, in words.", ()
@@ -132,8 +146,14 @@ class Scenario:
     @property
     def inventory(self) -> TensorInventory:
         """The model's parameters and buffers, given or the architecture's."""
-        if self.tensors is not None:
-            return self.tensors
+        found = self.tensors or self._own_inventory()
+        if self.lora is None or self.architecture is None:
+            return found
+        if len({t.trainable for t, _ in found.counted()}) > 1:
+            return found  # what is trained is in the tensors already
+        return with_adapters(found, self.architecture, self.lora)
+
+    def _own_inventory(self) -> TensorInventory:
         assert self.architecture is not None
         return inventory_of(
             self.architecture, self.weight_dtype, double_quantization=self.double_quantization

@@ -54,16 +54,39 @@ class Op:
     """Its inputs' gradients are its output's own (views, additions)."""
     scratch: int = 0
     """Bytes that its backward needs beside its result."""
+    work: int = 0
+    """Bytes that its forward needs beside its result."""
+    kind: str = ""
+    """``product`` of a matrix, or ``attention``: what selective checkpointing asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterPlan:
+    """Low-rank adapters as the tape sees them."""
+
+    rank: int
+    dtype: str
+    dropout: float
+    roles: frozenset[str]
+    """Which matrices have one, by what they make (``query``, ``down`` …)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numerics:
-    """What decides types: the model's own, autocast, and where it runs."""
+    """What decides types and what is kept: the model's own, autocast, and where it runs."""
 
     dtype: str
     autocast: str | None
     device: str
     dropout_active: bool
+    frozen: bool = False
+    """The model's own parameters get no gradients, so that their layers keep no inputs."""
+    adapters: AdapterPlan | None = None
+    quantised: bool = False
+    """The blocks' matrices are written out in 16 bit whenever they are used."""
+    quantised_head: bool = False
+    quantised_keeps_input: bool = False
+    """bitsandbytes until 0.42: a 4-bit product keeps its input although its weight is frozen."""
 
     @property
     def on_cuda(self) -> bool:
@@ -180,6 +203,9 @@ class Tape:
         """``weight * x`` with a vector of parameters: keeps ``x``."""
         weight_dtype = self.numerics.dtype
         out = self.value(label, x.dims, promoted(x.dtype, weight_dtype))
+        if self.numerics.frozen:
+            self.note(x, out=[out])
+            return out
         gradient = self.sizes[width] * ITEM_BYTES[weight_dtype]
         self.note(
             x, out=[out], saved=(x.storage,), weight_gradient=gradient, scratch=x.storage.nbytes
@@ -187,19 +213,49 @@ class Tape:
         return out
 
     def linear(
-        self, x: Value, inside: str, outside: str, label: str, *, bias: bool, out: Dims
+        self,
+        x: Value,
+        inside: str,
+        outside: str,
+        label: str,
+        *,
+        bias: bool,
+        out: Dims,
+        role: str = "",
     ) -> Value:
-        """``x @ W + b``: keeps its input, and under autocast the weight's 16-bit copy."""
+        """``x @ W + b``: keeps its input, and under autocast the weight's 16-bit copy.
+
+        A frozen one keeps nothing; where ``role`` is a target of the adapters, theirs is added.
+        """
+        result = self._own_product(x, inside, outside, label, bias=bias, out=out, role=role)
+        plan = self.numerics.adapters
+        if plan is None or role not in plan.roles:
+            return result
+        return self._adapted(plan, x, result, inside, outside)
+
+    def _own_product(
+        self, x: Value, inside: str, outside: str, label: str, *, bias: bool, out: Dims, role: str
+    ) -> Value:
         x = self.lower(x)
+        numerics = self.numerics
         weight = self.sizes[inside] * self.sizes[outside]
         elements = weight + (self.sizes[outside] if bias else 0)
-        own, autocast = self.numerics.dtype, self.numerics.autocast
+        result = self.value(label, out, x.dtype)
+        packed = numerics.quantised_head if role == "head" else numerics.quantised
+        if packed:
+            written = weight * ITEM_BYTES[x.dtype]
+            kept = (x.storage,) if numerics.quantised_keeps_input else ()
+            self.note(x, out=[result], saved=kept, work=written, scratch=written, kind="product")
+            return result
+        own, autocast = numerics.dtype, numerics.autocast
         copies: tuple[Storage, ...] = ()
         temporary = 0
         if autocast and own == "float32":
             copies = (self.storage("16-bit weights", (inside, outside), autocast),)
             temporary = 2 * elements
-        result = self.value(label, out, x.dtype)
+        if numerics.frozen:
+            self.note(x, out=[result], copies=copies, kind="product")
+            return result
         self.note(
             x,
             out=[result],
@@ -208,8 +264,29 @@ class Tape:
             weight_gradient=elements * ITEM_BYTES[own],
             weight_temporary=temporary,
             cached_bias=2 * self.sizes[outside] if copies and bias else 0,
+            kind="product",
         )
         return result
+
+    def _adapted(
+        self, plan: AdapterPlan, x: Value, result: Value, inside: str, outside: str
+    ) -> Value:
+        """PEFT's ``result + B(A(dropout(x))) * scaling``, in the adapters' type.
+
+        The input is cast to that type, the sum back to the layer's.
+        """
+        wide = self.lower(x) if self.numerics.autocast else self.cast(x, plan.dtype)
+        dropped = self.dropout(wide, plan.dropout, "adapters' inputs, dropped")
+        low = self.value("adapters' inner values", (*x.dims[:-1], "r"), dropped.dtype)
+        item = ITEM_BYTES[plan.dtype]
+        gradient = self.sizes[inside] * plan.rank * item
+        self.note(dropped, out=[low], saved=(dropped.storage,), weight_gradient=gradient)
+        high = self.value("adapters' outputs", result.dims, dropped.dtype)
+        gradient = self.sizes[outside] * plan.rank * item
+        self.note(low, out=[high], saved=(low.storage,), weight_gradient=gradient)
+        scaled = self.scale(high, "adapters' outputs")
+        total = self.add(result, scaled, result.storage.label)
+        return self.cast(total, result.dtype)
 
     def layer_norm(self, x: Value, width: str, label: str, *, bias: bool) -> Value:
         """Keeps its input and each row's mean and inverse deviation.
@@ -224,7 +301,7 @@ class Tape:
         )
         out = self.value(label, x.dims, x.dtype)
         elements = self.sizes[width] * (2 if bias else 1)
-        gradient = elements * ITEM_BYTES[self.numerics.dtype]
+        gradient = 0 if self.numerics.frozen else elements * ITEM_BYTES[self.numerics.dtype]
         self.note(x, out=[out], saved=(x.storage, *kept), weight_gradient=gradient)
         return out
 

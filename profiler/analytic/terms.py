@@ -16,6 +16,26 @@ BLOCK = 512
 """Bytes that torch's CUDA caching allocator rounds every block up to (``kMinBlockSize``)."""
 
 
+SMALLEST_SEGMENT = 10 * 2**20
+"""From here on a request has a segment of its own (``kMinLargeAlloc``)."""
+SEGMENT_STEP = 2 * 2**20
+"""What such segments are rounded up to (``kRoundLarge``)."""
+SMALLEST_SPLIT = 2**20
+"""A rest of at most so many bytes stays with the block (``kSmallSize``)."""
+
+
+def unsplit_bytes(block: int) -> int:
+    """What a block of a fresh segment keeps because its rest is too small to split off.
+
+    Segments of 10 MiB and more are multiples of 2 MiB; a rest of at most 1 MiB is part of the
+    block, and so of what is allocated.
+    """
+    if block < SMALLEST_SEGMENT:
+        return 0
+    rest = round_up(block, SEGMENT_STEP) - block
+    return rest if rest <= SMALLEST_SPLIT else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """One summand: so many bytes of one class, alive at the peaks of some phases."""
@@ -56,8 +76,9 @@ class Allocation:
 
     @property
     def rounding(self) -> int:
-        """Bytes added to reach whole blocks."""
-        return (round_up(self.nbytes, BLOCK) - self.nbytes) * self.count
+        """Bytes added to reach whole blocks, and those too few to be split off again."""
+        whole = round_up(self.nbytes, BLOCK)
+        return (whole - self.nbytes + unsplit_bytes(whole)) * self.count
 
 
 def make_term(
@@ -125,11 +146,12 @@ class Ledger:
             return []
         return [
             PredictionTerm(
-                name=f"rounding to {BLOCK}-byte blocks",
+                name=f"rounding to {BLOCK}-byte blocks and whole segments",
                 memory_class=memory_class,
                 bytes=added,
-                formula=f"Σ ⌈bytes / {BLOCK}⌉·{BLOCK} − bytes, over the storages of this class",
-                source="torch c10/cuda/CUDACachingAllocator.cpp round_size (kMinBlockSize)",
+                formula=f"Σ ⌈bytes / {BLOCK}⌉·{BLOCK} − bytes, and from 10 MiB on the rest of a "
+                "2 MiB step where it is at most 1 MiB",
+                source="torch c10/cuda/CUDACachingAllocator.cpp round_size, should_split",
             )
             for memory_class in MemoryClass
             if (added := sum(t.rounding for t in terms if t.memory_class is memory_class))
