@@ -71,6 +71,7 @@ class Bookkeeper:
             outside_allocator=device.outside_allocator(seen.driver, books.end.reserved),
             other_processes=seen.driver.other_processes,
             driver_reserved=seen.driver.driver_reserved,
+            host_pinned=sum(held.host.values()) or None,
             paged=held.paged or None,
         )
         if facts.complete:

@@ -20,7 +20,8 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import Optimizer
 
 from .config import ProfilerConfig
-from .hooks import unwrapped
+from .frameworks.deepspeed import is_engine, optimizer_of
+from .frameworks.wrappers import unwrapped
 from .session import MemoryProfiler, is_attached
 
 # Once so many steps have passed, the loop's modules are known and calls are no longer watched.
@@ -106,7 +107,9 @@ class Discovery:
         parameters = {id(p) for p in module.parameters()}
         if not parameters:
             return
-        optimizers = self._optimizers_of(parameters)
+        # An engine's optimizer works on flat copies: no parameter would tell.
+        engines = [optimizer_of(module)] if is_engine(module) else []
+        optimizers = [o for o in engines if o is not None] or self._optimizers_of(parameters)
         if not optimizers:
             return
         if self.profiler is None and is_attached(module):

@@ -5,6 +5,7 @@ forward               pre and post hook of the root modules, silent while compil
 backward              ``torch.autograd._engine_run_backward``, wrapped as torch itself does
 optimizer             torch's global optimizer step hooks
 skipped step          ``GradScaler.step``, wrapped
+DeepSpeed             an engine's ``backward`` and ``_take_model_step``, wrapped on the engine
 ====================  ================================================================
 """
 
@@ -28,6 +29,8 @@ from torch.optim.optimizer import (
 )
 
 from .endings import OUT_OF_MEMORY
+from .frameworks.deepspeed import is_engine, optimizer_of
+from .frameworks.wrappers import unwrapped
 from .storages import is_traced
 
 
@@ -76,6 +79,7 @@ class Hooks:
         self._removers: list[Callable[[], object]] = []
         self._pid = os.getpid()
         self._active = False
+        self._engine_works_back = False
 
     def install(self) -> None:
         """Puts the process-wide hooks in place."""
@@ -94,6 +98,8 @@ class Hooks:
         )
         after = module.register_forward_hook(self._forward_ends, always_call=True)
         self._removers += [before.remove, after.remove]
+        if is_engine(module):
+            self._removers += self._watch_engine(module)
 
     def pause(self) -> None:
         """Hears nothing until :meth:`resume`; the hooks stay in place."""
@@ -154,6 +160,7 @@ class Hooks:
             # nothing of the loop to see.
             if (
                 not self._active
+                or self._engine_works_back
                 or torch.compiler.is_compiling()
                 or torch._C._current_graph_task_id() != -1
                 or any(is_traced(t) for t in t_outputs)
@@ -171,6 +178,40 @@ class Hooks:
 
         ours = torch.compiler.disable(run_backward)
         return _replace(owner, "_engine_run_backward", ours)
+
+    def _watch_engine(self, engine: Any) -> list[Callable[[], None]]:
+        """An engine reduces gradients after autograd, and steps group by group: one signal each."""
+        backward, take_step = engine.backward, engine._take_model_step
+
+        @functools.wraps(backward)
+        def whole_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or self._engine_works_back:
+                return backward(loss, *args, **kwargs)
+            self._tell(self._listener.backward_begins, [loss])
+            self._engine_works_back = True
+            try:
+                return backward(loss, *args, **kwargs)
+            except OUT_OF_MEMORY as error:
+                self._tell(self._listener.out_of_memory, error)
+                raise
+            finally:
+                self._engine_works_back = False
+                self._tell(self._listener.backward_ends, accumulates=True)
+
+        @functools.wraps(take_step)
+        def whole_step(*args: Any, **kwargs: Any) -> Any:
+            optimizer = optimizer_of(engine)
+            self._tell(self._listener.optimizer_begins, optimizer)
+            result = take_step(*args, **kwargs)
+            stepped = engine.was_step_applied()
+            end = self._listener.optimizer_ends if stepped else self._listener.optimizer_skipped
+            self._tell(end, optimizer)
+            return result
+
+        return [
+            _replace(engine, "backward", whole_backward),
+            _replace(engine, "_take_model_step", whole_step),
+        ]
 
     def _wrap_scaler(self) -> Callable[[], None]:
         step = GradScaler.step
@@ -197,20 +238,17 @@ class Hooks:
         return _replace(GradScaler, "step", scaled_step)
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside wrappers such as accelerate's, which are optimizers themselves."""
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
 def _replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     """Sets an attribute; the returned function puts the old one back if ours still stands."""
-    original = getattr(owner, name)
+    original, own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, ours)
 
     def restore() -> None:
-        if getattr(owner, name) is ours:
+        if getattr(owner, name) is not ours:
+            return
+        if own:
             setattr(owner, name, original)
+        else:  # an instance's attribute that hid its class's
+            delattr(owner, name)
 
     return restore

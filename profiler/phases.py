@@ -129,6 +129,7 @@ class LoopTracker:
         """A gradient scaler found inf or NaN and did not let the optimizer step."""
         self._dirty = True
         self._skipped = True
+        self._optimizer_depth = 0  # an engine says that it begins before it finds them
         self._note_step(optimizer)
         if self._all_have_stepped():
             self._end_step()

@@ -28,7 +28,9 @@ from .config import ProfilerConfig
 from .devices import SourceFactory, Sources
 from .endings import Request, dump_snapshot, ending_of, out_of_memory_behind, request_of
 from .facts import StepFacts
-from .hooks import Hooks, unwrapped
+from .frameworks.deepspeed import is_engine, optimizer_of
+from .frameworks.wrappers import unwrapped
+from .hooks import Hooks
 from .prediction import Predictor
 from .recorder import StepRecorder
 
@@ -48,8 +50,8 @@ class MemoryProfiler:
 
     Args:
         model: The root module, or several.
-        optimizer: Its optimizer, or several; wrappers are looked through. Without one, every
-            optimizer that steps is heard.
+        optimizer: Its optimizer, or several; wrappers are looked through. Without one, a
+            DeepSpeed engine's is taken, or every optimizer that steps is heard.
         run_name: A name for people; the script's name by default.
         store: URL or path of the store; ``VRAMSCOPE_DB`` or ``vramscope.db`` by default.
         config: When to follow in detail, and whether to predict.
@@ -71,7 +73,7 @@ class MemoryProfiler:
         sources: SourceFactory | None = None,
     ) -> None:
         self._models = [weakref.ref(m) for m in _modules(model)]
-        self._optimizers = [weakref.ref(o) for o in _optimizers(optimizer)]
+        self._optimizers = [weakref.ref(o) for o in _optimizers(optimizer, self._models)]
         self._config = config or ProfilerConfig()
         self._store = store
         self._name = run_name or identity.default_run_name()
@@ -373,9 +375,12 @@ def _modules(model: Any) -> list[torch.nn.Module]:
     return models
 
 
-def _optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+def _optimizers(
+    optimizer: Any, models: Iterable[weakref.ref[torch.nn.Module]]
+) -> list[torch.optim.Optimizer]:
     if optimizer is None:
-        return []
+        engines = [m for m in (r() for r in models) if m is not None and is_engine(m)]
+        return [o for o in map(optimizer_of, engines) if o is not None]
     inner = unwrapped(optimizer)
     several = [inner] if isinstance(inner, torch.optim.Optimizer) else _iterable(inner, "optimizer")
     optimizers: list[torch.optim.Optimizer] = []

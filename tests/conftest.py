@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -529,3 +532,27 @@ def vramscope(
         return CommandResult(code if isinstance(code, int) else 0, captured.out, captured.err)
 
     return command
+
+
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """Runs a script of ``tests/ranks`` on several processes; returns what each one wrote."""
+
+    def run(script: str, world: int, *arguments: str) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(world)]
+        command += [str(Path(__file__).parent / "ranks" / script), str(folder), *arguments]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("VRAMSCOPE_")}
+        ended = subprocess.run(
+            command,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        files = [folder / f"rank{rank}.json" for rank in range(world)]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    return run

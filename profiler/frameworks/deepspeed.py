@@ -140,6 +140,12 @@ def is_engine(module: torch.nn.Module) -> bool:
     )
 
 
+def optimizer_of(engine: Any) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside an engine; ``None`` for one that only evaluates."""
+    inner = getattr(engine, "basic_optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
 def offload_device(engine: Any, what: str) -> str | None:
     """Where ``optimizer`` or ``param`` is offloaded to: ``cpu``, ``nvme``, or nowhere.
 

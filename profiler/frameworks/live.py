@@ -5,7 +5,7 @@ Nothing is typed by the user and nothing is changed: tensors are looked at, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,42 +25,9 @@ from vramscope.profiler.analytic.dtypes import ITEM_BYTES
 from ..storages import storages_of
 from .live_architecture import read_architecture
 from .live_optimizer import group_specs, unwrap_optimizers
+from .wrappers import unwrap_model, wrapped_by
 
 SettingValue = str | int | float | bool | None
-
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "DeepSpeedEngine": "module",
-    "PipelineEngine": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
-"""Classes that wrap a model, and the attribute that holds it."""
-
-
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """The user's own module inside DDP, DataParallel, FSDP1, DeepSpeed and ``torch.compile``."""
-    while True:
-        names = [c.__name__ for c in type(model).__mro__]
-        attribute = next((a for n, a in _WRAPPERS.items() if n in names), None)
-        inner = getattr(model, attribute, None) if attribute else None
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _wrapped_by(models: Iterable[nn.Module], name: str) -> Any:
-    """The first wrapper of a class of this name around any of the models."""
-    for model in models:
-        found: Any = model
-        while isinstance(found, nn.Module):
-            names = [c.__name__ for c in type(found).__mro__]
-            if name in names:
-                return found
-            attribute = next((a for n, a in _WRAPPERS.items() if n in names), None)
-            found = getattr(found, attribute, None) if attribute else None
-    return None
 
 
 def batch_shape(args: Sequence[object], kwargs: Mapping[str, object]) -> BatchShape | None:
@@ -114,7 +81,7 @@ def read_scenario(
     inner = [unwrap_model(m) for m in models]
     found = unwrap_optimizers(optimizers)
     positions, specs = _positions(found)
-    engine = _wrapped_by(models, "DeepSpeedEngine")
+    engine = wrapped_by(models, "DeepSpeedEngine")
     tensors = read_inventory(inner, device, positions, engine)
     parallelism = _parallelism(models, engine, world_size, rank)
     architecture, reasons = read_architecture(inner, tensors)
@@ -248,7 +215,7 @@ def _parallelism(
             persistence_threshold=int(getattr(zero, "param_persistence_threshold", 100_000)),
             max_live_parameters=int(getattr(zero, "max_live_parameters", 1_000_000_000)),
         )
-    ddp = _wrapped_by(models, "DistributedDataParallel")
+    ddp = wrapped_by(models, "DistributedDataParallel")
     if ddp is None:
         return Parallelism()
     return Parallelism(
@@ -323,7 +290,7 @@ def read_settings(
     parameters = list({id(p): p for m in inner for p in m.parameters()}.values())
     if device is not None:
         parameters = [p for p in parameters if p.device == _full(device)]
-    engine = _wrapped_by(models, "DeepSpeedEngine")
+    engine = wrapped_by(models, "DeepSpeedEngine")
     parallelism = _parallelism(models, engine, world_size, 0)
     group: Mapping[str, Any] = found[0].param_groups[0] if found else {}
     return {

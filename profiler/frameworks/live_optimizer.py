@@ -9,6 +9,8 @@ import torch
 from torch.optim.optimizer import _default_to_fused_or_foreach
 from vramscope.profiler.analytic import OptimizerSpec
 
+from .wrappers import unwrapped
+
 _EIGHT_BIT = {
     "Adam8bit": "adam8bit",
     "AdamW8bit": "adamw8bit",
@@ -24,25 +26,9 @@ def unwrap_optimizers(optimizers: Sequence[object]) -> list[torch.optim.Optimize
     accelerate's and DeepSpeed's wrappers keep theirs in ``optimizer``, ZeroRedundancyOptimizer
     in ``optim``; wrappers nest.
     """
-    found: dict[int, torch.optim.Optimizer] = {}
-    for optimizer in optimizers:
-        inner = _unwrap(optimizer)
-        if inner is not None:
-            found[id(inner)] = inner
+    inner = (unwrapped(optimizer) for optimizer in optimizers)
+    found = {id(o): o for o in inner if isinstance(o, torch.optim.Optimizer)}
     return list(found.values())
-
-
-def _unwrap(optimizer: object) -> torch.optim.Optimizer | None:
-    seen: set[int] = set()
-    current: Any = optimizer
-    while id(current) not in seen:
-        seen.add(id(current))
-        for name in ("optimizer", "optim"):
-            inner = getattr(current, name, None)
-            if hasattr(inner, "param_groups"):
-                current = inner
-                break
-    return current if isinstance(current, torch.optim.Optimizer) else None
 
 
 def group_specs(

@@ -296,6 +296,7 @@ def main() -> None:
         dist.init_process_group("gloo")
         rank = dist.get_rank()
         _mesh()
+        gc.freeze()
         for name in names:
             found[name] = run(name, folder / "runs.db", memory)
         dist.destroy_process_group()
