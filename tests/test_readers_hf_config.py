@@ -107,6 +107,27 @@ def both(text: Config, vision: Config, **more: Any) -> Config:
     return {"text_config": text, "vision_config": vision, **more}
 
 
+GEMMA4: Config = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 50,
+}
+OMNI: Config = {
+    "thinker_config": {
+        "audio_config": {
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 40,
+            "downsample_hidden_size": 8,
+            "output_dim": 64,
+        },
+        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [1]},
+        "text_config": {**TEXT, **EXPERTS},
+    }
+}
 LLAMA_LIKE = [
     "llama",
     "granite",
@@ -135,6 +156,12 @@ LLAMA_LIKE = [
     "phi",
     "phi3",
     "stablelm",
+    "internlm3",
+    "cwm",
+    "vaultgemma",
+    "nanochat",
+    "jais2",
+    "apertus",
 ]
 MASKED = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "albert", "modernbert"]
 ENCODER_DECODERS = [
@@ -196,6 +223,7 @@ CASES: list[tuple[str, str, Config]] = [
             "ernie4_5_moe",
             "glm4_moe",
             "dots1",
+            "solar_open",
         )
         for v in ({}, {"decoder_sparse_step": 2, "mlp_only_layers": [3], **BIASES})
     ),
@@ -206,6 +234,34 @@ CASES: list[tuple[str, str, Config]] = [
     ),
     ("deepseek_v3", "ForCausalLM", {**TEXT, **EXPERTS, **LATENT, "q_lora_rank": None}),
     ("glm_moe_dsa", "ForCausalLM", {**TEXT, **EXPERTS, **LATENT, "index_topk_freq": 2}),
+    ("minimax_m2", "ForCausalLM", {**TEXT, **EXPERTS, "rotary_dim": 8}),
+    *(
+        ("gemma4_text", "ForCausalLM", {**TEXT, **GEMMA4, **v})
+        for v in (
+            {},
+            {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_hidden_layers": 12},
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            {"hidden_size_per_layer_input": 0},
+        )
+    ),
+    ("hunyuan_v1_dense", "ForCausalLM", {**TEXT, **WIDE}),
+    ("mamba", "ForCausalLM", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}),
+    ("falcon_mamba", "ForCausalLM", {"hidden_size": 64, "num_hidden_layers": 2, "use_bias": True}),
+    (
+        "mamba2",
+        "ForCausalLM",
+        {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
+    ),
+    (
+        "gemma4",
+        "ForConditionalGeneration",
+        both(
+            {**TEXT, **GEMMA4},
+            {**VISION, "head_dim": 8, "position_embedding_size": 16},
+            audio_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+        ),
+    ),
+    ("qwen3_omni_moe", "ForConditionalGeneration", {**OMNI, "enable_audio_output": False}),
     ("llama4_text", "ForCausalLM", {**TEXT, **EXPERTS, "interleave_moe_layer_step": 2}),
     *(
         (name, "ForCausalLM", {**TEXT, **EXPERTS, **DELTA})
@@ -357,6 +413,8 @@ def test_every_architecture_has_a_case() -> None:
         "qwen3_vl_moe_text",
         "glm4v_text",
         "mllama_text_model",
+        "qwen3_omni_moe_text",
+        "qwen3_omni_moe_thinker",
     }
     assert set(FAMILIES) - {name for name, _, _ in CASES} == untried
 

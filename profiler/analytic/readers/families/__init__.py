@@ -9,12 +9,14 @@ from . import (
     decoders,
     encoder_heads,
     experts,
+    gemma4,
     gpt,
     hybrid,
     llama_vision,
     multimodal,
     qwen_vl,
     seq2seq,
+    state_space,
     vision,
 )
 from .family import Family
@@ -24,11 +26,13 @@ FAMILIES: Mapping[str, Family] = {
     **gpt.FAMILIES,
     **experts.FAMILIES,
     **hybrid.FAMILIES,
+    **state_space.FAMILIES,
     **encoder_heads.FAMILIES,
     **seq2seq.FAMILIES,
     **vision.FAMILIES,
     **contrastive.FAMILIES,
     **multimodal.FAMILIES,
+    **gemma4.FAMILIES,
     **qwen_vl.FAMILIES,
     **llama_vision.FAMILIES,
 }

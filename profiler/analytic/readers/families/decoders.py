@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..blocks import attention, gated_mlp, mlp, rotary_share
 from ..hf_values import HfConfig
-from ..modules import NOTHING, Tree, buffer, embedding, linear, norm, numbered, rotary
+from ..modules import NOTHING, Tree, buffer, embedding, linear, norm, numbered, rotary, weight
 from .family import Family, decoder_family
 
 Mlp = Callable[[HfConfig], Tree]
@@ -28,6 +28,7 @@ class Decoder:
     """Bias of attention's output; as the others where not said."""
     head_norms: bool | str = False
     """Norms of queries and keys, over one head."""
+    head_norm_names: str = "q_norm k_norm"
     whole_norms: bool = False
     """Norms of queries and keys, over all heads together."""
     norms: str = "input_layernorm post_attention_layernorm"
@@ -38,6 +39,8 @@ class Decoder:
     final_norm: str = "norm"
     head_bias: bool | str = False
     rotary_part: float = 1.0
+    rotary_key: str = ""
+    """Key that says how many channels turn, where there is one."""
     full_every: int | None = None
     """Sliding attention with frequencies of its own, except in every so many-th layer."""
     scaled_embedding: bool = False
@@ -57,7 +60,7 @@ class Decoder:
             width = c.head_width
             norms: Tree = {"q_norm": norm(c.heads * width), "k_norm": norm(c.kv_heads * width)}
         elif said(c, self.head_norms):
-            norms = {"q_norm": norm(c.head_width), "k_norm": norm(c.head_width)}
+            norms = {name: norm(c.head_width) for name in self.head_norm_names.split()}
         else:
             norms = NOTHING
         return {**made, **norms}
@@ -92,6 +95,8 @@ class Decoder:
 
     def rotary_width(self, c: HfConfig) -> int:
         """Channels of a head that turn."""
+        if self.rotary_key and c.has(self.rotary_key):
+            return c.size(self.rotary_key)
         return int(c.head_width * rotary_share(c, self.rotary_part))
 
     def _rotary_kinds(self, c: HfConfig) -> list[str]:
@@ -121,6 +126,13 @@ def fused_gate(c: HfConfig) -> Tree:
         "gate_up_proj": linear(c.hidden, 2 * inner, False),
         "down_proj": linear(inner, c.hidden, False),
     }
+
+
+def apertus_mlp(c: HfConfig) -> Tree:
+    """Two matrices, and an activation with parameters and constants of its own."""
+    learned = {"alpha_p": weight(1), "alpha_n": weight(1), "beta": buffer(), "eps": buffer()}
+    made = mlp(c.hidden, c.size("intermediate_size"), "up_proj down_proj", bias=False)
+    return {**made, "act_fn": learned}
 
 
 def ungated(names: str, bias: bool | str = False) -> Mlp:
@@ -174,6 +186,28 @@ DECODERS: dict[str, Decoder] = {
         norm_bias=True,
         mlp=ungated("up_proj down_proj", "mlp_bias"),
         rotary_part=0.5,
+    ),
+    "internlm3": Decoder(bias="qkv_bias", output_bias="bias", mlp_bias="bias"),
+    "cwm": Decoder(mlp_bias="mlp_bias"),
+    "hunyuan_v1_dense": Decoder(
+        bias="attention_bias", head_norms=True, head_norm_names="query_layernorm key_layernorm"
+    ),
+    "vaultgemma": Decoder(
+        bias="attention_bias",
+        norms="input_layernorm pre_feedforward_layernorm",
+        scaled_embedding=True,
+    ),
+    "nanochat": Decoder(
+        bias="attention_bias", norms="", final_norm="", mlp=ungated("fc1 fc2", False)
+    ),
+    "jais2": Decoder(
+        bias="attention_bias", norm_bias=True, mlp=ungated("up_proj down_proj", "mlp_bias")
+    ),
+    "apertus": Decoder(
+        bias="attention_bias",
+        head_norms=True,
+        mlp=apertus_mlp,
+        norms="attention_layernorm feedforward_layernorm",
     ),
     "phi": Decoder(
         bias=True,

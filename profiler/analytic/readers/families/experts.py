@@ -328,7 +328,7 @@ MIXTURES: dict[str, Decoder] = {
         moe=granitemoe, bias="attention_bias", moe_name="block_sparse_moe", moe_last=True
     ),
     "gpt_oss": GptOss(moe=gpt_oss_experts, bias="attention_bias"),
-    "minimax_m2": MixtureDecoder(moe=minimax_m2, whole_norms=True),
+    "minimax_m2": MixtureDecoder(moe=minimax_m2, whole_norms=True, rotary_key="rotary_dim"),
     "deepseek_v2": MixtureDecoder(
         moe=deepseek(balanced=False), sparse=after_first, latent=True, bias="attention_bias"
     ),
@@ -350,6 +350,9 @@ MIXTURES: dict[str, Decoder] = {
     ),
     "glm_moe_dsa": SparseLatent(
         moe=deepseek(balanced=True), sparse=after_first, latent=True, bias="attention_bias"
+    ),
+    "solar_open": MixtureDecoder(
+        moe=deepseek(balanced=True), bias="attention_bias", output_bias=False
     ),
     "ernie4_5_moe": MixtureDecoder(
         moe=ernie_experts,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..blocks import gated_mlp, mlp
+from ..blocks import gated_mlp, mlp, plain_attention
 from ..hf_values import HfConfig
 from ..modules import (
     NOTHING,
     Tree,
+    buffer,
     convolution,
     embedding,
     layer_norm,
@@ -142,6 +143,69 @@ def glm4v_vision(c: HfConfig) -> Tree:
     }
 
 
+# Qwen-Omni
+
+
+def omni_vision(c: HfConfig) -> Tree:
+    """Qwen3-VL's tower with other names in its mergers."""
+    width, out = c.hidden, c.size("out_hidden_size")
+    merged = width * c.size("spatial_merge_size") ** 2
+    deep = c.get("deepstack_visual_indexes") or []
+    made = dict(qwen3_vision(c))
+    made["merger"] = qwen_merger(merged, layer_norm(width), out)
+    if deep:
+        made["merger_list"] = repeat(len(deep), qwen_merger(merged, layer_norm(merged), out))
+    return made
+
+
+def omni_audio(c: HfConfig) -> Tree:
+    """Three convolutions over the spectrogram, blocks, and a projection."""
+    width, channels = c.size("d_model"), c.size("downsample_hidden_size")
+    rows = (((c.size("num_mel_bins") + 1) // 2 + 1) // 2 + 1) // 2
+    block: Tree = {
+        "self_attn": plain_attention(width, "k_proj v_proj q_proj out_proj"),
+        "self_attn_layer_norm": layer_norm(width),
+        **mlp(width, c.size("encoder_ffn_dim")),
+        "final_layer_norm": layer_norm(width),
+    }
+    return {
+        "positional_embedding": {
+            "positional_embedding": buffer(c.size("max_source_positions"), width)
+        },
+        "layers": repeat(c.size("encoder_layers"), block),
+        "ln_post": layer_norm(width),
+        "conv2d1": convolution(1, channels, 3, 3),
+        "conv2d2": convolution(channels, channels, 3, 3),
+        "conv2d3": convolution(channels, channels, 3, 3),
+        "conv_out": linear(channels * rows, width, False),
+        "proj1": linear(width, width),
+        "proj2": linear(width, c.size("output_dim")),
+    }
+
+
+def omni_thinker(c: HfConfig) -> Tree:
+    """What understands: sound, images and text."""
+    words = c.nested("text_config", "qwen3_omni_moe_text")
+    return {
+        "model": {
+            "audio_tower": omni_audio(c.nested("audio_config", "qwen3_omni_moe_audio_encoder")),
+            "visual": omni_vision(c.nested("vision_config", "qwen3_omni_moe_vision_encoder")),
+            "language_model": language(words),
+        },
+        "lm_head": linear(words.hidden, words.vocabulary, False),
+    }
+
+
+def omni(c: HfConfig) -> Tree:
+    """Qwen3-Omni without its voice."""
+    if c.flag("enable_audio_output", True):
+        raise ValueError(
+            "enable_audio_output=true: the talker of Qwen3-Omni is not known here; only the "
+            "thinker is (enable_audio_output=false)"
+        )
+    return {"thinker": omni_thinker(c.nested("thinker_config", "qwen3_omni_moe_thinker"))}
+
+
 _QWEN2 = Decoder(bias=True, output_bias=False)
 _QWEN3 = Decoder(bias="attention_bias", head_norms=True)
 
@@ -155,6 +219,9 @@ TEXT_FAMILIES: dict[str, Family] = {
         bias="attention_bias",
         head_norms=True,
     ).family(),
+    "qwen3_omni_moe_text": experts.MixtureDecoder(
+        moe=experts.qwen3_moe, sparse=experts.every_step, bias="attention_bias", head_norms=True
+    ).family(),
     "glm4v_text": Decoder(
         bias=True,
         output_bias=False,
@@ -166,6 +233,8 @@ TEXT_FAMILIES: dict[str, Family] = {
 
 FAMILIES: dict[str, Family] = {
     **TEXT_FAMILIES,
+    "qwen3_omni_moe": Family({"ForConditionalGeneration": omni}),
+    "qwen3_omni_moe_thinker": Family({"ForConditionalGeneration": omni_thinker}),
     "qwen2_vl": qwen_vl("qwen2_vl", qwen2_vision),
     "qwen2_5_vl": qwen_vl("qwen2_5_vl", qwen2_5_vision),
     "qwen3_vl": qwen_vl("qwen3_vl", qwen3_vision),
