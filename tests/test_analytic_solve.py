@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from vramscope.profiler.analytic import BatchShape, DecoderArchitecture, Scenario, predict
+from vramscope.profiler.analytic import (
+    BatchShape,
+    DecoderArchitecture,
+    Parallelism,
+    Scenario,
+    predict,
+)
 from vramscope.profiler.analytic.gpus import GPUS
-from vramscope.profiler.analytic.remedies import PRICES
+from vramscope.profiler.analytic.inference import InferenceSpec
+from vramscope.profiler.analytic.remedies import PRICES, remedies
 from vramscope.profiler.analytic.solve import Growing, largest, needed_bytes, way_to_fit
 
 GPT = DecoderArchitecture(
@@ -104,3 +111,41 @@ def test_gpus_are_sorted_and_say_where_their_capacity_is_from() -> None:
 
 def test_a_peak_is_that_of_the_prediction() -> None:
     assert peak(SCENARIO) == predict(SCENARIO).peak_high
+
+
+def test_a_smaller_micro_batch_keeps_the_batch() -> None:
+    for samples in (2, 7, 12):
+        found = remedies(with_batch(samples, 512))
+        smaller = next(r.scenario for r in found if r.change.startswith("micro_batch"))
+        assert smaller.batch is not None
+        assert smaller.batch.micro_batch * smaller.accumulation == samples
+
+
+def test_learned_positions_end_where_their_table_ends() -> None:
+    assert largest(SCENARIO, "sequence", 10**15) == GPT.positions
+
+
+def test_adapters_are_offered_only_where_asked_for() -> None:
+    assert not any("LoRA" in r.change for r in remedies(SCENARIO))
+    offered = [r for r in remedies(SCENARIO, train_less=True) if "LoRA" in r.change]
+    assert offered
+    assert all(r.price == PRICES[-1] for r in offered)
+
+
+def test_every_price_is_on_the_list_and_every_change_saves() -> None:
+    many = with_batch(64, 512).replace(
+        attention="eager", parallelism=Parallelism(strategy="ddp", world_size=4)
+    )
+    found = remedies(many, train_less=True)
+    assert len({r.price for r in found}) >= 6
+    for remedy in found:
+        assert remedy.price in PRICES
+        assert remedy.saved_bytes > 0
+        assert peak(remedy.scenario) == remedy.peak_bytes
+
+
+def test_generating_is_made_smaller_by_other_changes() -> None:
+    generating = SCENARIO.replace(inference=InferenceSpec(new_tokens=16))
+    changes = [r.change for r in remedies(generating)]
+    assert any(c.startswith("micro_batch") for c in changes)
+    assert not any("optimizer" in c or "checkpointing" in c for c in changes)

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, count
 
+from .adapters import LoraSpec
+from .dtypes import QUANTISED
 from .estimate import Prediction, predict
-from .scenario import Scenario
+from .scenario import BatchShape, Scenario
 
 _FREE = "none"
-_MICRO_STEPS = "more micro-steps for the same batch"
 _SHARDS = "none to speak of"
+_MICRO_STEPS = "more micro-steps for the same batch"
+_FEWER = "fewer samples at once"
 _GATHERED = "parameters are gathered for every pass"
+_PARTLY = "each block's forward is computed twice, but for its products"
 _TWICE = "each block's forward is computed twice"
-_PRECISION = "precision of the moments"
-PRICES = (_FREE, _SHARDS, _MICRO_STEPS, _GATHERED, _TWICE, _PRECISION)
+_PRODUCTS = "precision of the products: 16 bits"
+_MOMENTS = "precision of the moments"
+_WEIGHTS = "precision of the weights"
+_ADAPTERS = "only adapters are trained"
+PRICES = (
+    _FREE,
+    _SHARDS,
+    _MICRO_STEPS,
+    _FEWER,
+    _GATHERED,
+    _PARTLY,
+    _TWICE,
+    _PRODUCTS,
+    _MOMENTS,
+    _WEIGHTS,
+    _ADAPTERS,
+)
 """What changes cost, in words, the cheapest first."""
+
+_ADAPTER_RANK = 16
+
+_Variant = tuple[str, str, Scenario]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,33 +47,43 @@ class Remedy:
     """One change to a scenario and what it would do."""
 
     change: str
-    """In words: ``micro_batch 8 → 4``."""
+    """In words: ``attention eager → sdpa``."""
     price: str
     """What it costs: one of :data:`PRICES`."""
     peak_bytes: int
     """Predicted peak with the change."""
     saved_bytes: int
     """Predicted peak without it, less the one with it."""
-    scenario: Scenario
+    prediction: Prediction
     """With the change."""
 
+    @property
+    def scenario(self) -> Scenario:
+        """With the change."""
+        return self.prediction.scenario
 
-def remedies(scenario: Scenario) -> tuple[Remedy, ...]:
+
+def remedies(scenario: Scenario, *, train_less: bool = False) -> tuple[Remedy, ...]:
     """Changes that lower the predicted peak, the largest saving first.
 
     Args:
         scenario: As it is. Where its activations cannot be predicted, changes that work on
             activations are left out.
+        train_less: Whether low-rank adapters in place of the whole model are among them.
     """
     before = _peak(predict(scenario))
     if before is None:
         return ()
+    variants = _variants(scenario)
+    if train_less:
+        variants = chain(variants, _adapter_variants(scenario))
     found = []
-    for change, price, other in _variants(scenario):
+    for change, price, other in variants:
         try:
-            after = _peak(predict(other))
+            prediction = predict(other)
         except ValueError:
             continue
+        after = _peak(prediction)
         if after is not None and after < before:
             found.append(
                 Remedy(
@@ -57,7 +91,7 @@ def remedies(scenario: Scenario) -> tuple[Remedy, ...]:
                     price=price,
                     peak_bytes=after,
                     saved_bytes=before - after,
-                    scenario=other,
+                    prediction=prediction,
                 )
             )
     return tuple(sorted(found, key=lambda remedy: -remedy.saved_bytes))
@@ -68,44 +102,71 @@ def _peak(prediction: Prediction) -> int | None:
     return max(known, default=None)
 
 
-def _variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
+def _variants(scenario: Scenario) -> Iterator[_Variant]:
     batch = scenario.batch
     if scenario.architecture is not None and batch is not None:
-        if batch.micro_batch > 1:
-            half = batch.micro_batch // 2
-            yield (
-                f"micro_batch {batch.micro_batch} → {half}",
-                _MICRO_STEPS,
-                scenario.replace(batch=replace(batch, micro_batch=half)),
-            )
-        if scenario.checkpointing == "none":
-            yield (
-                "gradient checkpointing",
-                _TWICE,
-                scenario.replace(checkpointing="full"),
-            )
+        yield from _batch_variants(scenario, batch)
         if scenario.attention == "eager":
-            yield (
-                "attention eager → sdpa",
-                _FREE,
-                scenario.replace(attention="sdpa"),
-            )
+            yield "attention eager → sdpa", _FREE, scenario.replace(attention="sdpa")
+    if scenario.inference is not None:
+        yield from _quantised_variants(scenario)
+        return
+    if scenario.architecture is not None and batch is not None:
+        yield from _activation_variants(scenario)
     yield from _optimizer_variants(scenario)
-    parallelism = scenario.parallelism
-    if parallelism.world_size > 1:
-        for stage in (1, 2, 3):
-            if parallelism.strategy == "zero" and stage <= parallelism.zero_stage:
-                continue
-            yield (
-                f"ZeRO stage {stage}",
-                _GATHERED if stage == 3 else _SHARDS,
-                scenario.replace(
-                    parallelism=replace(parallelism, strategy="zero", zero_stage=stage)
-                ),
-            )
+    yield from _sharding_variants(scenario)
 
 
-def _optimizer_variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario]]:
+def _batch_variants(scenario: Scenario, batch: BatchShape) -> Iterator[_Variant]:
+    samples = batch.micro_batch
+    if samples == 1:
+        return
+    parts = next(n for n in count(2) if samples % n == 0)
+    change = f"micro_batch {samples} → {samples // parts}"
+    smaller = replace(batch, micro_batch=samples // parts)
+    if scenario.inference is not None:
+        yield change, _FEWER, scenario.replace(batch=smaller)
+        return
+    steps = scenario.accumulation * parts
+    yield (
+        f"{change}, accumulation {scenario.accumulation} → {steps}",
+        _MICRO_STEPS,
+        scenario.replace(batch=smaller, accumulation=steps),
+    )
+
+
+def _activation_variants(scenario: Scenario) -> Iterator[_Variant]:
+    if scenario.checkpointing == "none":
+        yield (
+            "selective gradient checkpointing",
+            _PARTLY,
+            scenario.replace(checkpointing="selective"),
+        )
+    if scenario.checkpointing != "full":
+        yield "gradient checkpointing", _TWICE, scenario.replace(checkpointing="full")
+    if scenario.loss.keep_outputs:
+        yield (
+            "delete the logits before the next forward pass",
+            _FREE,
+            scenario.replace(loss=replace(scenario.loss, keep_outputs=False)),
+        )
+    if scenario.weight_dtype == "float32" and scenario.autocast is None:
+        yield "autocast in bfloat16", _PRODUCTS, scenario.replace(autocast="bfloat16")
+    if scenario.weight_dtype == "float32" and scenario.tensors is None:
+        yield (
+            "weights in bfloat16",
+            _WEIGHTS,
+            scenario.replace(weight_dtype="bfloat16", autocast=None),
+        )
+
+
+def _quantised_variants(scenario: Scenario) -> Iterator[_Variant]:
+    if scenario.tensors is None and scenario.weight_dtype not in QUANTISED:
+        for dtype in ("int8", "nf4"):
+            yield f"weights in {dtype}", _WEIGHTS, scenario.replace(weight_dtype=dtype)
+
+
+def _optimizer_variants(scenario: Scenario) -> Iterator[_Variant]:
     specs = scenario.optimizers
     if any(spec.is_adam and spec.implementation == "foreach" for spec in specs):
         fused = tuple(
@@ -117,8 +178,43 @@ def _optimizer_variants(scenario: Scenario) -> Iterator[tuple[str, str, Scenario
             replace(s, name="adamw8bit" if s.name == "adamw" else "adam8bit") if s.is_adam else s
             for s in specs
         )
+        yield "8-bit optimizer state", _MOMENTS, scenario.replace(optimizers=small)
+
+
+def _sharding_variants(scenario: Scenario) -> Iterator[_Variant]:
+    parallelism = scenario.parallelism
+    if parallelism.world_size == 1:
+        return
+    if parallelism.strategy == "ddp" and not parallelism.bucket_view:
+        viewed = replace(parallelism, bucket_view=True)
+        yield "gradient_as_bucket_view", _FREE, scenario.replace(parallelism=viewed)
+    for stage in (1, 2, 3):
+        if parallelism.strategy == "zero" and stage <= parallelism.zero_stage:
+            continue
         yield (
-            "8-bit optimizer state",
-            _PRECISION,
-            scenario.replace(optimizers=small),
+            f"ZeRO stage {stage}",
+            _GATHERED if stage == 3 else _SHARDS,
+            scenario.replace(parallelism=replace(parallelism, strategy="zero", zero_stage=stage)),
+        )
+    if parallelism.strategy == "ddp":
+        sharded = replace(parallelism, strategy="fsdp", fsdp_sharding="full")
+        yield "FSDP, weights freed after forward", _GATHERED, scenario.replace(parallelism=sharded)
+
+
+def _adapter_variants(scenario: Scenario) -> Iterator[_Variant]:
+    """Low-rank adapters on every linear layer, beside weights as they are and beside NF4."""
+    if scenario.architecture is None or scenario.inference is not None:
+        return
+    if scenario.lora is None and scenario.weight_dtype not in QUANTISED:
+        lora = LoraSpec(rank=_ADAPTER_RANK, targets=("all-linear",))
+        change = f"LoRA of rank {_ADAPTER_RANK} on every linear layer"
+        yield change, _ADAPTERS, scenario.replace(lora=lora, master_weights=False)
+    if scenario.tensors is None and scenario.weight_dtype not in QUANTISED:
+        lora = scenario.lora or LoraSpec(rank=_ADAPTER_RANK, targets=("all-linear",))
+        yield (
+            f"QLoRA of rank {lora.rank}: weights in NF4",
+            _ADAPTERS,
+            scenario.replace(
+                lora=lora, weight_dtype="nf4", double_quantization=True, master_weights=False
+            ),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from .estimate import predict
@@ -35,6 +36,8 @@ def needed_bytes(scenario: Scenario) -> int | None:
 def largest(scenario: Scenario, growing: Growing, budget_bytes: int) -> int | None:
     """The largest micro-batch or sequence whose predicted peak is within a budget.
 
+    Learned positions end where their table ends, whatever fits.
+
     Args:
         scenario: With a batch; all else stays as it is.
         growing: What to make larger.
@@ -44,26 +47,53 @@ def largest(scenario: Scenario, growing: Growing, budget_bytes: int) -> int | No
         Samples or tokens; 0 if not even one fits, ``None`` if the peak cannot be predicted.
     """
     batch = scenario.batch
-    if batch is None or getattr(batch, growing) is None:
+    present = None if batch is None else getattr(batch, growing)
+    if batch is None or present is None:
         return None
 
-    def needed(value: int) -> int | None:
+    @cache
+    def needed(value: int) -> int:
         changed = replace(batch, **{growing: value})
-        return needed_bytes(scenario.replace(batch=changed))
+        return needed_bytes(scenario.replace(batch=changed)) or 0
 
-    least = needed(1)
+    least = needed_bytes(scenario.replace(batch=replace(batch, **{growing: 1})))
     if least is None or least > budget_bytes:
         return None if least is None else 0
-    too_much = 2
-    while too_much < _MOST and (needed(too_much) or 0) <= budget_bytes:
+    most = _most(scenario, growing)
+    too_much = max(present, 2)
+    while too_much < most and needed(too_much) <= budget_bytes:
         too_much *= 2
-    return bisect_right(range(1, too_much), budget_bytes, key=lambda value: needed(value) or 0)
+    if too_much >= most and needed(most) <= budget_bytes:
+        return most
+    return _last_within(needed, 1, min(too_much, most), budget_bytes)
+
+
+def _most(scenario: Scenario, growing: Growing) -> int:
+    architecture = scenario.architecture
+    if growing == "sequence" and architecture is not None and architecture.is_gpt:
+        return architecture.positions
+    return _MOST
+
+
+def _last_within(needed: Callable[[int], int], fits: int, too_much: int, budget: int) -> int:
+    """The last value that fits: by proportion, and every third time in the middle."""
+    turn = 0
+    while too_much - fits > 1:
+        turn += 1
+        share = (budget - needed(fits)) / (needed(too_much) - needed(fits))
+        guess = fits + int((share if turn % 3 else 0.5) * (too_much - fits))
+        guess = min(max(guess, fits + 1), too_much - 1)
+        if needed(guess) <= budget:
+            fits = guess
+        else:
+            too_much = guess
+    return fits
 
 
 def way_to_fit(scenario: Scenario, budget_bytes: int) -> WayToFit | None:
     """Changes that make a scenario fit: as few as possible, and of the last ones the cheapest.
 
-    While no single change is enough, the one that saves most is made.
+    While no single change is enough, the one that saves most is made. What is trained stays.
 
     Returns:
         ``None`` where the peak cannot be predicted.
