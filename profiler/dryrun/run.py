@@ -34,6 +34,7 @@ def dry_run(
     step: Callable[..., object],
     *,
     build_optimizer: Callable[[Iterable[nn.Parameter]], _Optimizers] | None = None,
+    prepare: Callable[[_M], object] | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     steps: int = 2,
     warm_start: bool = False,
@@ -60,6 +61,8 @@ def dry_run(
             Tensors that it makes are fake, wherever it asks for them to be.
         build_optimizer: Makes the optimizer (or several) from the parameters to train; left out,
             a step is whatever ``step`` does: inference.
+        prepare: Called with the model once its tensors are fake, before there is an optimizer:
+            ``fully_shard`` belongs here.
         device: Whose semantics: what autograd saves, how optimizers step, how blocks are rounded.
         steps: How often to call ``step``. From the second step on optimizer state exists.
         warm_start: Step the optimizer once beforehand, so that its state exists at the first step
@@ -84,6 +87,8 @@ def dry_run(
         model = build_fake(build_model, fakes)
         values = KnownValues(fakes)
         with _semantics(device), fakes, values:
+            if prepare is not None:
+                prepare(model)
             made = [] if build_optimizer is None else build_optimizer(_trainable(model))
             optimizers = [made] if isinstance(made, torch.optim.Optimizer) else list(made)
             if warm_start:
