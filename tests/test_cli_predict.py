@@ -116,6 +116,75 @@ def test_a_missing_file_is_named(vramscope: Callable[..., Any], tmp_path: Path) 
     assert "none.yaml" in shown.err
 
 
+def write(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_model_and_a_launchers_file_are_one_setup(
+    config: Path, vramscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    zero = {"stage": 3, "reduce_bucket_size": "auto"}
+    launcher = write(tmp_path / "ds.json", {"zero_optimization": zero, "bf16": {"enabled": True}})
+    document = json.loads(vramscope("predict", config, launcher, "--devices", 4, "--json").out)
+    parallelism = document["scenario"]["parallelism"]
+    assert (parallelism["world_size"], parallelism["reduce_bucket_elements"]) == (4, 256 * 256)
+    assert document["scenario"]["weight_dtype"] == "bfloat16"
+    shown = vramscope("predict", "--model", config, launcher, "--devices", 4).out
+    assert "reduce_bucket_size: auto" in shown
+
+
+def test_devices_are_shared_by_tensor_parallelism(
+    config: Path, vramscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    mesh = {"parallelism_config_dp_shard_size": 4, "parallelism_config_tp_size": 2}
+    launcher = write(
+        tmp_path / "accelerate.json",
+        {"distributed_type": "FSDP", "num_processes": 8, "parallelism_config": mesh},
+    )
+    shown = vramscope("predict", config, launcher, "--devices", 8, "--json")
+    document = json.loads(shown.out)
+    parallelism = document["scenario"]["parallelism"]
+    assert (parallelism["world_size"], parallelism["tensor_parallel"]) == (4, 2)
+
+
+def test_the_models_counts_are_told(vramscope: Callable[..., Any], tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    path = write(tmp_path / "config.json", {"model_type": "bert", "vocab_size": 100, **sizes})
+    document = json.loads(vramscope("predict", path, "--json").out)["model"]
+    twice = document["parameters_with_tied_counted_twice"] - document["parameters"]
+    assert twice == 100 * 64 + 100
+    assert document["buffers"] == 2 * 512
+    assert f"{document['parameters']:,} parameters" in vramscope("predict", path).out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"zero_optimization": {"stage": 7}}, ("stage=7", "0, 1, 2, 3")),
+        ({"model_type": "llama"}, ("each gives a model",)),
+    ],
+)
+def test_a_wrong_second_file_is_named(
+    content: dict[str, Any],
+    words: tuple[str, ...],
+    config: Path,
+    vramscope: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    other = write(tmp_path / "other.json", content)
+    shown = vramscope("predict", config, other)
+    assert shown.code == 11
+    for word in ("other.json", *words):
+        assert word in shown.err
+
+
+def test_a_dry_run_takes_one_file(config: Path, vramscope: Callable[..., Any]) -> None:
+    shown = vramscope("predict", config, config, "--dry-run")
+    assert shown.code == 2
+    assert "one file" in shown.err
+
+
 BASE = Scenario(architecture=architecture())
 
 

@@ -130,7 +130,7 @@ def fused_gate(c: HfConfig) -> Tree:
 
 def apertus_mlp(c: HfConfig) -> Tree:
     """Two matrices, and an activation with parameters and constants of its own."""
-    learned = {"alpha_p": weight(1), "alpha_n": weight(1), "beta": buffer(), "eps": buffer()}
+    learned: Tree = {"alpha_p": weight(1), "alpha_n": weight(1), "beta": buffer(), "eps": buffer()}
     made = mlp(c.hidden, c.size("intermediate_size"), "up_proj down_proj", bias=False)
     return {**made, "act_fn": learned}
 
