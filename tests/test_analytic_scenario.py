@@ -67,7 +67,7 @@ def full_scenario() -> Scenario:
         (lambda: gpt(layers=True), ["layers", "True", "whole number"]),
         (lambda: gpt(heads=3), ["heads=3", "divide", "64"]),
         (lambda: gpt(kv_heads=3), ["kv_heads=3", "divide"]),
-        (lambda: gpt(family="bert"), ["family", "bert", "one of", "llama"]),
+        (lambda: gpt(family="eliza"), ["family", "eliza", "one of", "llama"]),
         (lambda: gpt(residual_dropout=1.5), ["residual_dropout", "1.5", "below"]),
         (lambda: BatchShape(micro_batch=0), ["micro_batch", "0", "at least 1"]),
         (lambda: BatchShape(micro_batch=1, sequence=-4), ["sequence", "-4"]),
