@@ -522,6 +522,12 @@ def test_modules_that_are_not_converted_stay_as_they_are() -> None:
             ["BertForDance", "ForMaskedLM"],
         ),
         (quantised(quant_method="aqlm"), ["aqlm", "gptq"]),
+        (quantised(quant_method="fp8", weight_block_size=128), ["weight_block_size=128"]),
+        (quantised(quant_method="gptq", bits="four"), ["bits='four'", "whole number"]),
+        ({"model_type": "llama", "num_attention_heads": 0}, ["num_attention_heads=0"]),
+        ({"model_type": "vit", "patch_size": 0}, ["patch_size=0", "above 0"]),
+        ({"model_type": "qwen3_next", "layer_types": ["full_attention"]}, ["list", "too short"]),
+        ({"model_type": "llava", "text_config": {"model_type": ["x"]}}, ["text_config", "x"]),
         ({"model_type": "llama", "torch_dtype": "int7"}, ["torch_dtype", "int7", "bfloat16"]),
         (
             {"model_type": "llava", "text_config": {"model_type": "nobody"}},

@@ -9,6 +9,7 @@ from typing import Any
 from ..dtypes import DTYPE_ALIASES, QUANTISED, TensorDtype
 from ..inventory import TensorInventory, TensorSpec, fold
 from .families import FAMILIES
+from .families.family import Body
 from .hf_values import HfConfig
 from .modules import Buffer, Tied, Tree, Weight, named_leaves
 from .quantized import Quantisation, read_quantisation
@@ -83,6 +84,7 @@ def _class_of(config: Mapping[str, Any], model_type: str, notes: list[str]) -> t
     named = config.get("architectures") or []
     if not named:
         notes.append(f"architectures: not said; the class …{family.usual} of {model_type} is taken")
+    named = [named] if isinstance(named, str) else named
     name = str(named[0]) if named else family.usual
     body = family.named(name)
     if body is None:
@@ -94,7 +96,18 @@ def _class_of(config: Mapping[str, Any], model_type: str, notes: list[str]) -> t
         notes.append(
             f"auto_map: transformers' own {model_type} is taken, not the checkpoint's code"
         )
-    return name, body(HfConfig(config, model_type))
+    return name, _built(body, HfConfig(config, model_type))
+
+
+def _built(body: Body, config: HfConfig) -> Tree:
+    try:
+        return body(config)
+    except IndexError:
+        raise ValueError(
+            f"{config.model_type}: a list that has an entry for each layer is too short"
+        ) from None
+    except ZeroDivisionError:
+        raise ValueError(f"{config.model_type}: a size is 0 that others are divided by") from None
 
 
 def _quantisation(config: Mapping[str, Any], dtype: str | None) -> Quantisation | None:

@@ -134,9 +134,12 @@ class HfConfig:
         """Height and width, given as a list or as one number for both."""
         value = self.get(name)
         if isinstance(value, Sequence) and len(value) == 2:
-            return int(value[0]), int(value[1])
-        size = self.size(name)
-        return size, size
+            height, width = value
+        else:
+            height = width = self.size(name)
+        if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
+            raise ValueError(f"{self.where}{name}={value!r}: must be one or two numbers above 0")
+        return height, width
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """A nested mapping; empty where it is absent."""
@@ -155,9 +158,9 @@ class HfConfig:
         """
         values = {**defaults, **self.mapping(name)}
         said = values.get("model_type") or model_type
-        if said not in _tables():
+        if not isinstance(said, str) or said not in _tables():
             raise ValueError(f"{self.where}{name}.model_type={said!r}: not known here")
-        return HfConfig(values, str(said), f"{self.where}{name}.")
+        return HfConfig(values, said, f"{self.where}{name}.")
 
     @property
     def hidden(self) -> int:
@@ -172,7 +175,10 @@ class HfConfig:
     @property
     def heads(self) -> int:
         """Attention heads."""
-        return self.size("num_attention_heads")
+        heads = self.size("num_attention_heads")
+        if not heads:
+            raise ValueError(f"{self.where}num_attention_heads=0: must be at least 1")
+        return heads
 
     @property
     def kv_heads(self) -> int:

@@ -112,6 +112,8 @@ def _fp8(config: Mapping[str, Any]) -> Quantisation:
     Source: transformers 5 ``integrations/finegrained_fp8.py`` (``weight_scale_inv``).
     """
     block = config.get("weight_block_size")
+    if block and not (isinstance(block, list) and len(block) == 2 and min(block) > 0):
+        raise ValueError(f"quantization_config.weight_block_size={block!r}: must be two numbers")
 
     def bytes_of(rows: int, columns: int) -> int:
         blocks = ceil_div(rows, block[0]) * ceil_div(columns, block[1]) if block else 1
