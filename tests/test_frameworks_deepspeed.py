@@ -20,6 +20,7 @@ TWO = (
     *(f"stage {stage} bf16 accumulated" for stage in (1, 2, 3)),
     *(f"stage {stage} offloaded" for stage in (2, 3)),
 )
+PLAIN = TWO[:8]
 FOUR = ("stage 1", "stage 2 bf16", "stage 3", "stage 3 bf16")
 CASES = [*((2, case) for case in TWO), *((4, case) for case in FOUR)]
 Ranks = list[dict[str, dict[str, Any]]]
@@ -74,6 +75,39 @@ def test_the_books_close_with_host_memory_beside_them(found: list[dict[str, Any]
 def test_phases_and_micro_steps_are_found_under_the_engine(found: list[dict[str, Any]]) -> None:
     for rank in found:
         micro_steps = {step["micro_steps"] for step in rank["steps"]}
-        assert micro_steps == {rank["accumulation"]}
+        assert micro_steps == {rank["setup"]["accumulation"]}
         worked = [phase for phase, _ in itertools.groupby(rank["phases"]) if phase != "idle"]
-        assert worked == ["forward", "backward"] * rank["accumulation"] + ["optimizer"]
+        assert worked == ["forward", "backward"] * rank["setup"]["accumulation"] + ["optimizer"]
+
+
+@pytest.mark.parametrize("found", CASES, indirect=True, ids=str)
+def test_the_scenario_is_what_was_configured(found: list[dict[str, Any]]) -> None:
+    for place, rank in enumerate(found):
+        setup, scenario = rank["setup"], rank["scenario"]
+        assert scenario["parallelism"] == {
+            "strategy": "zero",
+            "world_size": len(found),
+            **({"rank": place} if place else {}),
+            **({"zero_stage": setup["stage"]} if setup["stage"] else {}),
+            "reduce_bucket_elements": setup["bucket"],
+            "persistence_threshold": setup["threshold"],
+        }
+        assert scenario.get("accumulation", 1) == setup["accumulation"]
+        offload = scenario.get("offload", {})
+        assert offload.get("optimizer", "none") == ("cpu" if setup["offload"] else "none")
+
+
+@pytest.mark.parametrize("found", [c for c in CASES if "off" not in c[1]], indirect=True, ids=str)
+def test_weights_and_state_were_predicted(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        predicted, held = rank["predicted"]["idle"], rank["expected"]["step"]
+        # Torch's step counter: 4 bytes for each flat tensor.
+        assert held["optimizer_state"] - predicted["optimizer_state"] in (0, 4)
+        if len(found) == 2:
+            assert predicted["parameters"] == held["parameters"]
+
+
+@pytest.mark.parametrize("found", [(2, c) for c in PLAIN], indirect=True, ids=str)
+def test_gradients_of_the_first_rank_were_predicted(found: list[dict[str, Any]]) -> None:
+    expected = found[0]["expected"]["backward"]["gradients"]
+    assert found[0]["predicted"]["backward"]["gradients"] == expected

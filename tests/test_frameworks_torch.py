@@ -26,7 +26,24 @@ CASES = (
     "tensor parallel",
     "pipeline",
 )
-Ranks = list[dict[str, list[dict[str, Any]]]]
+DDP = {"strategy": "ddp", "world_size": 2}
+FSDP = {"strategy": "fsdp", "world_size": 2}
+PARALLELISM = {
+    "ddp": DDP,
+    "ddp bucket view": {**DDP, "bucket_view": True},
+    "fsdp1": {**FSDP, "fsdp_version": 1},
+    "fsdp1 original parameters": {**FSDP, "fsdp_version": 1},
+    "fsdp2": FSDP,
+    "fsdp2 kept gathered": {**FSDP, "fsdp_sharding": "gradients"},
+}
+"""As configured; what a scenario leaves out is at its default."""
+STATE = ("parameters", "gradients", "optimizer_state")
+PREDICTED = {
+    **dict.fromkeys((*(c for c in CASES if "ddp" in c), "tensor parallel", "pipeline"), STATE),
+    # The last ranks' optimizer state, which is not padded, is predicted as the first one's.
+    **dict.fromkeys((c for c in CASES if "fsdp2" in c), STATE[:2]),
+}
+Ranks = list[dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +58,17 @@ def test_every_case_was_run(ranks: Ranks) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_held_is_what_the_wrapper_keeps(ranks: Ranks, case: str) -> None:
     for rank in ranks:
-        for step in rank[case]:
-            recorded = {name: step["recorded"][name] for name in step["expected"]}
-            assert recorded == step["expected"]
+        expected = rank[case]["expected"]
+        for step in rank[case]["steps"]:
+            assert {name: step["recorded"][name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_books_close_on_every_rank(ranks: Ranks, case: str) -> None:
     for rank in ranks:
-        assert [step["recorded"]["allocated"] for step in rank[case]] == [
-            step["alive"] for step in rank[case]
-        ]
-        assert {step["recorded"]["unattributed"] for step in rank[case]} == {0}
+        steps = rank[case]["steps"]
+        assert [s["recorded"]["allocated"] for s in steps] == [s["alive"] for s in steps]
+        assert {step["recorded"]["unattributed"] for step in steps} == {0}
 
 
 @pytest.mark.parametrize(
@@ -60,4 +76,34 @@ def test_the_books_close_on_every_rank(ranks: Ranks, case: str) -> None:
 )
 def test_backward_passes_are_counted(ranks: Ranks, case: str, micro_steps: int) -> None:
     for rank in ranks:
-        assert {step["micro_steps"] for step in rank[case]} == {micro_steps}
+        assert {step["micro_steps"] for step in rank[case]["steps"]} == {micro_steps}
+        assert rank[case]["scenario"].get("accumulation", 1) == micro_steps
+
+
+@pytest.mark.parametrize("case", PARALLELISM)
+def test_the_scenario_is_what_was_configured(ranks: Ranks, case: str) -> None:
+    for place, rank in enumerate(ranks):
+        expected = {**PARALLELISM[case], **({"rank": place} if place else {})}
+        assert rank[case]["scenario"]["parallelism"] == expected
+
+
+def test_mixed_precision_is_read_off_the_wrapper(ranks: Ranks) -> None:
+    assert ranks[0]["fsdp2 bf16"]["scenario"]["autocast"] == "bfloat16"
+
+
+@pytest.mark.parametrize("case", ["fsdp1", "fsdp2", "tensor parallel", "pipeline"])
+def test_degrees_and_sizes_are_settings(ranks: Ranks, case: str) -> None:
+    settings = ranks[0][case]["settings"]
+    assert settings["tensor_parallel"] == (2 if case == "tensor parallel" else 1)
+    assert settings["pipeline_parallel"] == (2 if case == "pipeline" else 1)
+    assert settings["parameters"] == ranks[0]["ddp"]["settings"]["parameters"] or case == "pipeline"
+
+
+@pytest.mark.parametrize("case", PREDICTED)
+def test_what_is_held_was_predicted_to_the_byte(ranks: Ranks, case: str) -> None:
+    for rank in ranks:
+        predicted = rank[case]["predicted"]["idle"]
+        held = rank[case]["steps"][-1]["recorded"]
+        assert [predicted[name] for name in PREDICTED[case]] == [
+            held[name] for name in PREDICTED[case]
+        ]

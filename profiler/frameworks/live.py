@@ -17,14 +17,19 @@ from vramscope.profiler.analytic import (
     Parallelism,
     Scenario,
     TensorInventory,
-    TensorSpec,
-    fold,
 )
 from vramscope.profiler.analytic.dtypes import ITEM_BYTES
 
-from ..storages import storages_of
 from .live_architecture import read_architecture
+from .live_inventory import full_device, logical_numel, read_inventory, whole_parameters
 from .live_optimizer import group_specs, unwrap_optimizers
+from .live_parallelism import (
+    compute_dtype,
+    pipeline_stages,
+    read_offload,
+    read_parallelism,
+    shared_matrices,
+)
 from .wrappers import unwrap_model, wrapped_by
 
 SettingValue = str | int | float | bool | None
@@ -82,8 +87,9 @@ def read_scenario(
     found = unwrap_optimizers(optimizers)
     positions, specs = _positions(found)
     engine = wrapped_by(models, "DeepSpeedEngine")
-    tensors = read_inventory(inner, device, positions, engine)
-    parallelism = _parallelism(models, engine, world_size, rank)
+    tensors = read_inventory(models, device, positions, engine)
+    parallelism = read_parallelism(models, world_size, rank)
+    autocast_dtype = autocast_dtype or compute_dtype(models)
     architecture, reasons = read_architecture(inner, tensors)
     return Scenario(
         architecture=architecture,
@@ -91,6 +97,7 @@ def read_scenario(
         tensors=tensors,
         autocast=_half_name(autocast_dtype),
         master_weights=_keeps_masters(tensors, parallelism),
+        gradient_dtype=_gradient_dtype(engine),
         optimizers=tuple(specs),
         batch=batch,
         accumulation=accumulation,
@@ -101,6 +108,7 @@ def read_scenario(
         loss=_loss(loss_in_model),
         device="cuda" if device.type == "cuda" else "cpu",
         parallelism=parallelism,
+        offload=read_offload(models),
     )
 
 
@@ -123,114 +131,19 @@ def _positions(
     return positions, specs
 
 
-def read_inventory(
-    models: Sequence[nn.Module],
-    device: torch.device,
-    positions: Mapping[int, int],
-    engine: Any = None,
-) -> TensorInventory:
-    """Every parameter and buffer on the device, each storage counted once.
-
-    A second parameter over a storage that was counted keeps its gradient and its state, and adds
-    no bytes. Under ZeRO-3 a parameter's own shape is read from what DeepSpeed notes on it.
-    """
-    seen_parameters: set[int] = set()
-    seen_storages: set[int] = set()
-    specs: list[TensorSpec] = []
-    groups = _zero_groups(engine)
-    for parameter in (p for m in models for p in m.parameters()):
-        if id(parameter) in seen_parameters or parameter.device != _full(device):
-            continue
-        seen_parameters.add(id(parameter))
-        position = groups.get(id(parameter), positions.get(id(parameter)))
-        specs.append(_tensor_spec(parameter, seen_storages, position))
-    buffers = [
-        storage.nbytes()
-        for module in models
-        for buffer in module.buffers()
-        if buffer.device == _full(device)
-        for storage in storages_of(buffer)
-        if _is_new(storage, seen_storages)
-    ]
-    return TensorInventory(blocks=fold(specs), buffers=tuple(buffers))
-
-
-def _full(device: torch.device) -> torch.device:
-    """The device with its index, as tensors carry it."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def _is_new(storage: torch.UntypedStorage, seen: set[int]) -> bool:
-    if storage._cdata in seen:
-        return False
-    seen.add(storage._cdata)
-    return True
-
-
-def _tensor_spec(parameter: nn.Parameter, seen: set[int], position: int | None) -> TensorSpec:
-    held = sum(s.nbytes() for s in storages_of(parameter) if _is_new(s, seen))
-    name = str(parameter.dtype).removeprefix("torch.")
-    spec = TensorSpec(
-        shape=_logical_shape(parameter),
-        dtype=name,  # type: ignore[arg-type]
-        trainable=parameter.requires_grad,
-        optimizer=position if parameter.requires_grad else None,
-    )
-    zero_3 = hasattr(parameter, "ds_shape")
-    if held == spec.nbytes or zero_3:
-        return spec
-    return TensorSpec(
-        shape=spec.shape,
-        dtype=spec.dtype,
-        trainable=spec.trainable,
-        optimizer=spec.optimizer,
-        storage_bytes=held,
-    )
-
-
-def _zero_groups(engine: Any) -> dict[int, int]:
-    """Under DeepSpeed the optimizer sees flat copies: its own lists say who is in which group."""
-    optimizer = getattr(engine, "optimizer", None)
-    for name in ("bit16_groups", "fp16_groups"):
-        groups = getattr(optimizer, name, None)
-        if groups:
-            return {id(p): i for i, group in enumerate(groups) for p in group}
-    return {}
-
-
-def _parallelism(
-    models: Sequence[nn.Module], engine: Any, world_size: int, rank: int
-) -> Parallelism:
-    if engine is not None:
-        zero = getattr(getattr(engine, "_config", None), "zero_config", None)
-        return Parallelism(
-            strategy="zero",
-            world_size=int(getattr(engine, "dp_world_size", world_size)),
-            rank=rank,
-            zero_stage=int(engine.zero_optimization_stage()),  # type: ignore[arg-type]
-            reduce_bucket_elements=int(engine.zero_reduce_bucket_size()),
-            overlap_comm=bool(engine.zero_overlap_comm()),
-            persistence_threshold=int(getattr(zero, "param_persistence_threshold", 100_000)),
-            max_live_parameters=int(getattr(zero, "max_live_parameters", 1_000_000_000)),
-        )
-    ddp = wrapped_by(models, "DistributedDataParallel")
-    if ddp is None:
-        return Parallelism()
-    return Parallelism(
-        strategy="ddp",
-        world_size=world_size,
-        rank=rank,
-        bucket_view=bool(getattr(ddp, "gradient_as_bucket_view", False)),
-    )
-
-
 def _keeps_masters(tensors: TensorInventory, parallelism: Parallelism) -> bool:
     """DeepSpeed without sharding wraps 16-bit models' optimizers with float32 copies."""
     if parallelism.strategy != "zero" or parallelism.zero_stage:
         return False
     return any(t.trainable and ITEM_BYTES[t.dtype] == 2 for t, _ in tensors.counted())
+
+
+def _gradient_dtype(engine: Any) -> Any:
+    """What DeepSpeed accumulates gradients in, where it is not the model's own type."""
+    if engine is None or not hasattr(engine, "get_data_types"):
+        return None
+    model, accumulated = engine.get_data_types()
+    return None if model == accumulated else str(accumulated).removeprefix("torch.")
 
 
 def _half_name(dtype: torch.dtype | None) -> Any:
@@ -287,16 +200,16 @@ def read_settings(
     """
     inner = [unwrap_model(m) for m in models]
     found = unwrap_optimizers(optimizers)
-    parameters = list({id(p): p for m in inner for p in m.parameters()}.values())
+    parameters = list({id(p): p for m in models for p in whole_parameters(m)}.values())
     if device is not None:
-        parameters = [p for p in parameters if p.device == _full(device)]
-    engine = wrapped_by(models, "DeepSpeedEngine")
-    parallelism = _parallelism(models, engine, world_size, 0)
+        parameters = [p for p in parameters if p.device == full_device(device)]
+    parallelism = read_parallelism(models, world_size, 0)
+    offload = read_offload(models)
     group: Mapping[str, Any] = found[0].param_groups[0] if found else {}
     return {
         "model": ", ".join(type(m).__name__ for m in inner) or None,
-        "parameters": sum(_logical_numel(p) for p in parameters),
-        "trainable_parameters": sum(_logical_numel(p) for p in parameters if p.requires_grad),
+        "parameters": sum(logical_numel(p) for p in parameters),
+        "trainable_parameters": sum(logical_numel(p) for p in parameters if p.requires_grad),
         "dtype": _dtypes(parameters),
         "autocast": _half_name(autocast_dtype),
         "optimizer": ", ".join(type(o).__name__ for o in found) or None,
@@ -311,20 +224,11 @@ def read_settings(
         "strategy": parallelism.strategy,
         "zero_stage": parallelism.zero_stage if parallelism.strategy == "zero" else None,
         "world_size": world_size,
+        "tensor_parallel": shared_matrices(models),
+        "pipeline_parallel": pipeline_stages(models),
+        "offload_optimizer": offload.optimizer,
+        "offload_parameters": offload.parameters,
     }
-
-
-def _logical_numel(parameter: nn.Parameter) -> int:
-    return int(torch.Size(_logical_shape(parameter)).numel())
-
-
-def _logical_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """The shape before quantisation packed it or ZeRO-3 cut it."""
-    quantised = getattr(parameter, "quant_state", None)
-    shape: Any = getattr(quantised, "shape", None)
-    if shape is None:
-        shape = getattr(parameter, "ds_shape", parameter.shape)
-    return tuple(int(n) for n in shape)
 
 
 def _dtypes(parameters: Sequence[nn.Parameter]) -> str | None:
@@ -332,7 +236,7 @@ def _dtypes(parameters: Sequence[nn.Parameter]) -> str | None:
     counts: dict[str, int] = {}
     for parameter in parameters:
         name = str(parameter.dtype).removeprefix("torch.")
-        counts[name] = counts.get(name, 0) + parameter.numel()
+        counts[name] = counts.get(name, 0) + logical_numel(parameter)
     return ", ".join(sorted(counts, key=lambda n: -counts[n])) or None
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +184,14 @@ def run(name: str, store: Path, memory: Any) -> dict[str, Any]:
     with RunReader(store) as reader:
         device = next(d for d in reader.devices(profiler.run_id) if d.rank == dist.get_rank())
         steps = list(reader.iter_steps(profiler.run_id, device.id))
+        predicted = [p for p in reader.predictions(profiler.run_id) if p.device == device.id][-1]
         phases = [p.phase.value for p in reader.phases(profiler.run_id, device.id, 3)]
     return {
         "expected": expected(setup, numels),
         "phases": phases,
-        "accumulation": setup.accumulation,
+        "scenario": predicted.scenario,
+        "predicted": {p.value: dict(use.items()) for p, use in predicted.phases.items()},
+        "setup": {**asdict(setup), "bucket": BUCKET, "threshold": THRESHOLD},
         "steps": [
             {
                 "recorded": {**dict(step.end.items()), "host": step.host_pinned},

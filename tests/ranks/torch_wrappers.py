@@ -249,7 +249,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def run(name: str, store: Path, memory: Any) -> list[dict[str, Any]]:
+def run(name: str, store: Path, memory: Any) -> dict[str, Any]:
     """Trains a case; says of every step what was recorded, what it holds, and all there is."""
     torch.manual_seed(0)
     gc.collect()
@@ -268,15 +268,22 @@ def run(name: str, store: Path, memory: Any) -> list[dict[str, Any]]:
     with RunReader(store) as reader:
         device = next(d for d in reader.devices(run_id) if d.rank == dist.get_rank())
         steps = list(reader.iter_steps(run_id, device.id))
-    return [
-        {
-            "recorded": dict(step.end.items()),
-            "expected": case.expected,
-            "alive": alive[step.step - 1],
-            "micro_steps": step.micro_steps,
-        }
-        for step in steps
-    ]
+        predicted = [p for p in reader.predictions(run_id) if p.device == device.id][-1]
+        settings = reader.run(run_id).settings
+    return {
+        "expected": case.expected,
+        "steps": [
+            {
+                "recorded": dict(step.end.items()),
+                "alive": alive[step.step - 1],
+                "micro_steps": step.micro_steps,
+            }
+            for step in steps
+        ],
+        "scenario": predicted.scenario,
+        "settings": dict(settings),
+        "predicted": {p.value: dict(use.items()) for p, use in predicted.phases.items()},
+    }
 
 
 @contextmanager
