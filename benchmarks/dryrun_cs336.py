@@ -46,7 +46,8 @@ class RmsNorm(nn.Module):
 
 def softmax(x: Tensor) -> Tensor:
     """Over the last dimension, written out."""
-    powers = torch.exp(x - torch.max(x, dim=-1, keepdim=True)[0])
+    shifted = x - torch.max(x, dim=-1, keepdim=True)[0]  # held, as in the course's own function
+    powers = torch.exp(shifted)
     return powers / torch.sum(powers, dim=-1, keepdim=True)
 
 
