@@ -17,15 +17,17 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from published import Answer, Quantity, Row
 from published_inference import answer_inference
+from published_kernels import answer_kernel
 from published_models import Unanswered
 from published_tables import answer_table
 from published_training import answer_training
+from vramscope.profiler.analytic.overheads import distributed_band
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.md"
 COMMAND = "python benchmarks/accuracy.py PATH --write"
@@ -91,7 +93,7 @@ def score(fields: dict[str, Any]) -> Scored:
     measured = number if number is not None else value if isinstance(value, int | float) else None
     unit = _last_digit(value) * (measured / value) if measured and value else 0.0
     try:
-        return Scored(row, measured, unit, answer(row), None)
+        return Scored(row, measured, unit, _with_band(row, answer(row)), None)
     except Unanswered as refused:
         return Scored(row, measured, unit, None, str(refused))
 
@@ -108,7 +110,17 @@ def answer(row: Row) -> Answer:
         return answer_inference(row)
     if row.category.startswith("train") or row.category == "breakdown":
         return answer_training(row)
+    if row.category == "kernel":
+        return answer_kernel(row)
     raise Unanswered(f"{row.quantity}: not predicted")
+
+
+def _with_band(row: Row, found: Answer) -> Answer:
+    """A rank's own figure has the band of distributed runs where it has none."""
+    if row.n_gpus == 1 or found.low is not None or row.kind != "measured":
+        return found
+    band = distributed_band(int(found.predicted))
+    return replace(found, low=band.low, high=band.high)
 
 
 def _last_digit(value: float) -> float:

@@ -12,6 +12,7 @@ from published_models import Unanswered, family_of, frozen, model_of, tensors_of
 from vramscope.profiler.analytic import (
     BatchShape,
     DecoderArchitecture,
+    Parallelism,
     Prediction,
     Scenario,
     TensorBlock,
@@ -20,6 +21,7 @@ from vramscope.profiler.analytic import (
     predict,
 )
 from vramscope.profiler.analytic.inference import InferenceSpec
+from vramscope.profiler.analytic.overheads import device_band
 
 SHORT_PROMPT, LITGPT_TOKENS = 16, 50
 """LitGPT's generate: a short sentence as prompt, and 50 new tokens where nothing else is said."""
@@ -123,13 +125,19 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
     a, kind = row.arch, family_of(row.arch)
     if not all(a.get(name) for name in ("layers", "hidden", "heads", "ffn", "vocab")):
         return None
-    layer = kind in ("phi", "gptneox", "falcon", "opt", "mpt", "gpt_bigcode", "gpt2")
+    layer = kind in ("bert", "phi", "gptneox", "falcon", "opt", "mpt", "gpt_bigcode", "gpt2")
     residual: Literal["none", "one norm", "two norms"] = "none"
     if kind in ("phi", "falcon"):
         residual = "one norm"
     elif kind == "gptneox":
         residual = "two norms"
-    own = {"qwen2": "qwen2", "qwen3": "qwen3", "mistral": "mistral", "qwen1": "qwen2"}
+    own = {
+        "bert": "bert",
+        "qwen2": "qwen2",
+        "qwen3": "qwen3",
+        "mistral": "mistral",
+        "qwen1": "qwen2",
+    }
     return DecoderArchitecture(
         family=family or own.get(kind, "llama"),  # type: ignore[arg-type]
         layers=a["layers"],
@@ -139,12 +147,15 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
         head_dim=a.get("head_dim"),
         intermediate=a["ffn"] // 2 if kind == "qwen1" and a["ffn"] > 4 * a["hidden"] else a["ffn"],
         vocabulary=a["vocab"],
-        positions=max(2048, row.seq or 0),
+        positions=512 if kind == "bert" else max(2048, row.seq or 0),
         activation=_activation(kind),  # type: ignore[arg-type]
         tied=bool(a.get("tied_embeddings")),
-        attention_bias=kind in ("phi", "gptneox", "qwen2", "qwen1"),
-        output_bias=kind in ("phi", "gptneox"),
-        mlp_bias=kind in ("phi", "gptneox"),
+        attention_bias=kind in ("bert", "phi", "gptneox", "qwen2", "qwen1"),
+        output_bias=kind in ("bert", "phi", "gptneox"),
+        mlp_bias=kind in ("bert", "phi", "gptneox"),
+        residual_dropout=0.1 if kind == "bert" else 0.0,
+        embedding_dropout=0.1 if kind == "bert" else 0.0,
+        attention_dropout=0.1 if kind == "bert" else 0.0,
         norm_bias=layer,
         norm="layer" if layer else "rms",
         gated=bool(a.get("gated_mlp")) if a.get("gated_mlp") is not None else not layer,
@@ -158,7 +169,7 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
 def _activation(kind: str) -> str:
     if kind in ("gemma", "gemma2"):
         return "gelu_tanh"
-    return "gelu" if kind in ("phi", "gptneox", "falcon", "mpt", "gpt_bigcode") else "silu"
+    return "gelu" if kind in ("bert", "phi", "gptneox", "falcon", "mpt", "gpt_bigcode") else "silu"
 
 
 def answer_weights(row: Row) -> Answer:
@@ -211,10 +222,12 @@ def _scenario(row: Row) -> Scenario:
         return _plain_forward(row, architecture, found, autocast)
     if litgpt:
         architecture = replace(architecture, family="litgpt")
+    if row.pp > 1 and row.scope != "total":
+        architecture = replace(architecture, layers=-(-architecture.layers // row.pp))
     spec = InferenceSpec(
         new_tokens=new,
         cache="static" if static or litgpt else "dynamic",
-        loading_copies=2 if litgpt and row.quant else 0,
+        loading_copies=_loading_copies(row, litgpt=litgpt),
         cache_dtype="int8" if row.extra.get("kv_dtype") == "int8" else None,
         logits="all" if static or (prompt > 1 and row.says("4\\.3[0-9]", "framework")) else "last",
     )
@@ -222,11 +235,31 @@ def _scenario(row: Row) -> Scenario:
         architecture=architecture,
         tensors=found,
         batch=BatchShape(micro_batch=row.micro_batch or 1, sequence=prompt),
-        attention="eager" if row.says("AutoAWQ", "framework") else "sdpa",
+        attention="eager" if "fused" in _serving(row) else "sdpa",
+        parallelism=_shared_out(row),
         inference=spec,
         gpu=row.gpu,
         dropout_active=False,
     )
+
+
+def _serving(row: Row) -> str:
+    """AutoAWQ's modules, fused or not, write attention out."""
+    return f"{row.framework} fused" if "fused_modules" in row.extra else str(row.framework)
+
+
+def _shared_out(row: Row) -> Parallelism:
+    """Tensor parallelism, or layers laid out one after another; a total counts every device."""
+    if row.scope == "total" or row.n_gpus == 1:
+        return Parallelism()
+    return Parallelism(tensor_parallel=row.tp, pipeline_parallel=row.pp)
+
+
+def _loading_copies(row: Row, *, litgpt: bool) -> int:
+    """LitGPT quantises as it loads; AWQ checkpoints of tied models bring a head of their own."""
+    if litgpt and row.quant:
+        return 2
+    return int(row.says("awq", "quant") and bool(row.arch.get("tied_embeddings")))
 
 
 def _plain_forward(
@@ -268,9 +301,11 @@ def _asked(row: Row, prediction: Prediction) -> Answer:
     if row.quantity in ("end", "start"):
         assert end is not None
         return Answer(end)
-    if row.quantity == "reserved":
+    if row.quantity in ("reserved", "device"):
         assert prediction.reserved is not None
         band = prediction.reserved
+        if row.quantity == "device":
+            band = device_band(band, row.gpu)
         return Answer(band.usual, band.low, band.high)
     others = int(row.n_gpus) - 1 if row.scope == "total" else 0
     return Answer(peak + others * (prediction.peak.temporaries or 0))

@@ -175,6 +175,7 @@ def model_of(
     *,
     quantization: Mapping[str, Any] | None = None,
     untied: bool = False,
+    task: str | None = None,
 ) -> HfModel:
     """The tensors of a row's model.
 
@@ -183,8 +184,11 @@ def model_of(
         dtype: Type of the weights that are not quantised.
         quantization: A ``quantization_config``.
         untied: Whether the head has a matrix of its own whatever the family does.
+        task: What the class is for, where it is no language model.
     """
     config = config_of(arch, untied=untied) | {"dtype": dtype}
+    if task:
+        config["architectures"] = [f"{config['model_type'].title()}For{task}"]
     if quantization:
         config["quantization_config"] = dict(quantization)
     return read_hf_config(config)

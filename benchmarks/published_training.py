@@ -8,7 +8,7 @@ from typing import Any
 
 from published import Answer, Row
 from published_inference import architecture_of, dtype_of, quantization_of, weights
-from published_models import Unanswered, frozen, tensors_of
+from published_models import Unanswered, frozen, model_of, tensors_of
 from vramscope.profiler.analytic import (
     BatchShape,
     LossSpec,
@@ -23,6 +23,7 @@ from vramscope.profiler.analytic import (
     predict,
 )
 from vramscope.profiler.analytic.adapters import LoraSpec
+from vramscope.profiler.analytic.offload import Offload
 from vramscope.profiler.analytic.overheads import Band, device_band
 from vramscope.storage.records import Phase
 
@@ -60,15 +61,35 @@ def scenario_of(row: Row) -> Scenario:
         checkpointing=checkpointing_of(row),
         attention="eager" if row.says("eager", "attention") or _capped(row) else "sdpa",
         use_cache=library is None and checkpointing_of(row) == "none",
+        compiled=bool(row.extra.get("compile")),
         loss=LossSpec(
             keep_outputs=not row.says("torchtune|torchtitan", "framework"),
-            chunk_tokens=-(-row.seq // 8) if row.extra.get("chunked_ce") else None,
+            chunk_tokens=_loss_pieces(row),
             upcast_logits=False if row.arch.get("family") == "qwen1" else None,
         ),
         parallelism=_parallelism(row),
         lora=lora,
+        offload=_offload(row),
         gpu=row.gpu,
         activations_unknown=None if architecture else "the row gives no sizes",
+    )
+
+
+def _loss_pieces(row: Row) -> int | None:
+    """torchtune's recipes cut head and loss in 8; compiled, each is one kernel."""
+    if library_of(row) != "torchtune" or not row.seq:
+        return None
+    if row.says("optimization flags", "source") and not row.extra.get("chunked_ce"):
+        return None
+    return -(-int(row.seq) // 8)
+
+
+def _offload(row: Row) -> Offload:
+    """What is kept on the host; activations that are offloaded are predicted as if they stayed."""
+    words = str(row.offload or "").lower()
+    return Offload(
+        optimizer="cpu" if "optimizer" in words else "none",
+        parameters="cpu" if "params" in words or words == "fsdp cpu" else "none",
     )
 
 
@@ -116,6 +137,8 @@ def _adapter_dtype(row: Row, *, litgpt: bool) -> Any:
 
 
 def _tensors(row: Row, lora: LoraSpec | None) -> TensorInventory:
+    if row.category == "train_diffusion" and not row.arch.get("params"):
+        raise Unanswered("a diffusion pipeline: what else lies on the device is not given")
     if row.arch.get("family") == "mlp":
         return _square_layers(row)
     if lora is not None:
@@ -126,6 +149,8 @@ def _tensors(row: Row, lora: LoraSpec | None) -> TensorInventory:
         return _with_counted_adapters(row, trained)
     if quantization is not None:
         raise Unanswered("quantised weights: what is trained beside them is not given")
+    if row.arch.get("family") == "bert":
+        return model_of(row.arch, dtype_of(row), task="SequenceClassification").tensors
     return tensors_of(row.arch, dtype_of(row), untied=library_of(row) == "litgpt")
 
 
@@ -183,6 +208,9 @@ def _optimizer(row: Row) -> OptimizerSpec:
         words = "lomo"
     if "4-bit" in words:
         return OptimizerSpec(name="adamw4bit")
+    if "paged" in words and library_of(row) == "torchtune":
+        # Its low-memory recipe steps in backward too.
+        return OptimizerSpec(name="adamw", paged=True, in_backward=True, implementation="fused")
     implementation: Any = _implementation(row, words)
     if "8-bit" in words or "8bit" in words:
         backward = bool(row.extra.get("optimizer_in_bwd"))
@@ -205,10 +233,12 @@ def _optimizer(row: Row) -> OptimizerSpec:
 
 
 def _implementation(row: Row, words: str) -> str:
-    """torchtune and torchtitan step fused; CS336's AdamW, and torch's before 2.0, one by one."""
+    """torchtune and torchtitan step fused; CS336's and transformers' own AdamW, and torch's before
+    2.0, go parameter by parameter.
+    """
     if "fused" in words or row.says("torchtune|torchtitan", "framework"):
         return "fused"
-    alone = library_of(row) == "cs336" or row.says("torch DDP", "framework")
+    alone = library_of(row) == "cs336" or row.says("torch DDP|transformers Trainer", "framework")
     return "for-loop" if alone else "foreach"
 
 
@@ -218,13 +248,18 @@ def _partitioned(row: Row) -> bool:
 
 
 def _batch(row: Row) -> BatchShape | None:
+    """Samples and tokens; torchtune's Alpaca recipes cut at 512 tokens, two samples at a time."""
+    alpaca = row.says("alpaca", "measured", "notes") and library_of(row) == "torchtune"
+    if alpaca and not row.seq:
+        return BatchShape(micro_batch=row.micro_batch or 2, sequence=512)
     if not row.micro_batch:
         return None
     padded = re.search(r"about? .*~(\d+) padded tokens|~(\d+) padded tokens", str(row.notes or ""))
     if padded:
         tokens = int(padded[1] or padded[2])
         return BatchShape(micro_batch=1, sequence=tokens)
-    return BatchShape(micro_batch=row.micro_batch, sequence=row.seq)
+    # torchtitan cuts a pipeline's batch in as many micro-batches as there are stages.
+    return BatchShape(micro_batch=max(1, row.micro_batch // row.pp), sequence=row.seq)
 
 
 def _accumulation(row: Row) -> int:
@@ -244,6 +279,11 @@ def checkpointing_of(row: Row) -> Any:
 
 
 def _parallelism(row: Row) -> Parallelism:
+    if row.n_gpus == 1 and row.says("DeepSpeed", "framework") and row.lora is None:
+        # Qwen's scripts leave the bucket to `auto`, which is hidden².
+        return Parallelism(
+            strategy="zero", zero_stage=2, reduce_bucket_elements=row.arch["hidden"] ** 2
+        )
     if row.n_gpus == 1:
         return Parallelism()
     sharded = row.says("FSDP|torchtitan|torchtune|peft", "framework", "checkpointing", "precision")
@@ -252,6 +292,7 @@ def _parallelism(row: Row) -> Parallelism:
         "tensor_parallel": row.tp,
         "pipeline_parallel": row.pp,
         "context_parallel": row.cp,
+        "megatron_sequence_parallel": row.tp > 1,
     }
     if row.says("torch DDP", "framework"):
         # CS336's DDP reduces gradients where they lie: no buckets.
@@ -265,6 +306,13 @@ def _parallelism(row: Row) -> Parallelism:
     return Parallelism(strategy="ddp" if row.dp > 1 else "none", **common)
 
 
+def reason_of(prediction: Prediction) -> str:
+    """Why the sum is unknown: the first of the notes that leaves a class open."""
+    open_notes = ("activations:", "optimizer_state:", "parallelism.", "offload.", "lora.")
+    notes = [n for n in prediction.not_modelled if n.startswith(open_notes)]
+    return notes[0] if notes else "unknown"
+
+
 def asked(row: Row, prediction: Prediction) -> Answer:
     """The figure that the row measured, out of the prediction.
 
@@ -272,10 +320,10 @@ def asked(row: Row, prediction: Prediction) -> Answer:
         Unanswered: It could not be predicted; the reason is the prediction's own.
     """
     phases, quantity = prediction.phases, row.quantity
-    why = "; ".join(prediction.not_modelled[:1]) or "unknown"
+    why = reason_of(prediction)
     if quantity in CLASSES:
         return Answer(_class_bytes(row, prediction, why))
-    if quantity in ("end", "start") or row.says("optimizer.step, |_optimizer_step: ", "measured"):
+    if quantity in ("end", "start") or row.says(AROUND_STEP, "measured"):
         return Answer(_instant(row, prediction, why))
     if row.says("total memory .profile", "measured"):
         use = phases[Phase.BACKWARD]
@@ -292,6 +340,7 @@ def asked(row: Row, prediction: Prediction) -> Answer:
     return Answer(peak)
 
 
+AROUND_STEP = r"(before|after).optimizer.step(,|: )|before optimizer\.step$"
 CLASSES = ("parameters", "gradients", "optimizer_state", "activations")
 
 
@@ -329,7 +378,7 @@ def _instant(row: Row, prediction: Prediction, why: str) -> int:
     if row.says("DDP wrap", "measured"):
         return idle.allocated - idle.gradients - idle.optimizer_state - _outputs(prediction)
     peak = row.says("peak", "measured")
-    if row.says("before", "measured"):
+    if row.says("before.optimizer", "measured"):
         passes = [phases[p].allocated for p in (Phase.FORWARD, Phase.BACKWARD)]
         if peak and None not in passes:
             return max(p for p in passes if p is not None) - idle.optimizer_state

@@ -10,6 +10,7 @@ from .adapter_state import adapter_dtype, roles_of
 from .architectures import DecoderArchitecture
 from .blocks import CACHED, embed, gpt_block, head_and_loss, llama_block
 from .dtypes import ceil_div
+from .encoder_blocks import bert_block, classification_head
 from .library_blocks import LITGPT_CHUNK, chunked_head, cs336_block, cs336_head, litgpt_block
 from .scenario import Scenario
 from .tape import AdapterPlan, Numerics, Op, Storage, Tape, Value, padded_rows
@@ -113,6 +114,7 @@ def record(scenario: Scenario) -> Recording:
 _BLOCKS = {
     "nanogpt": gpt_block,
     "gpt2": gpt_block,
+    "bert": bert_block,
     "litgpt": litgpt_block,
     "cs336": cs336_block,
 }
@@ -126,6 +128,8 @@ def _head(
         return chunked_head(tape, arch, x, fused=arch.family != "litgpt")
     if arch.family == "cs336":
         return cs336_head(tape, arch, x)
+    if arch.family == "bert":
+        return classification_head(tape, arch, x)
     upcast = scenario.loss.upcast_logits
     upcast = arch.family != "nanogpt" if upcast is None else upcast
     held, loss = head_and_loss(tape, arch, x, upcast=upcast)
@@ -186,7 +190,8 @@ def _numerics(scenario: Scenario) -> Numerics:
         autocast=autocast,
         device=scenario.device,
         dropout_active=scenario.dropout_active,
-        frozen=not trained or lora is not None,
+        compiled=scenario.compiled,
+        frozen=lora is not None or trained * MOSTLY_FROZEN < sum(counts.values()),
         adapters=None
         if lora is None
         else AdapterPlan(
@@ -198,7 +203,10 @@ def _numerics(scenario: Scenario) -> Numerics:
         quantised=packed > sum(counts.values()) // 2,
         quantised_head=litgpt and packed > sum(counts.values()) // 2,
         quantised_keeps_input=litgpt,
+        quantised_copies=2 if litgpt else 1,
     )
 
 
+MOSTLY_FROZEN = 20
+"""Where less than a twentieth is trained, layers are taken to keep no inputs for their weights."""
 FLOATING = frozenset({"float32", "bfloat16", "float16"})

@@ -13,14 +13,14 @@ from .inventory import TensorBlock, TensorInventory, TensorSpec
 from .mapping import check, setting
 
 Family = Literal[
-    "nanogpt", "gpt2", "llama", "mistral", "qwen2", "qwen3", "litgpt", "torchtune", "cs336"
+    "nanogpt", "gpt2", "llama", "mistral", "qwen2", "qwen3", "bert", "litgpt", "torchtune", "cs336"
 ]
 """Whose code runs: ``nanogpt`` is a plain PyTorch GPT, ``litgpt``, ``torchtune`` and ``cs336`` are
 those libraries' own transformers, the others Hugging Face's models."""
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_new", "silu", "relu"]
 
-GPT_FAMILIES: frozenset[str] = frozenset({"nanogpt", "gpt2"})
+GPT_FAMILIES: frozenset[str] = frozenset({"nanogpt", "gpt2", "bert"})
 """Layer norm, learned positions, one matrix for queries, keys and values."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .architectures import DecoderArchitecture
 from .attention import fused_attention, written_out_attention
+from .dtypes import ITEM_BYTES
 from .tape import Tape, Value
 
 TOKENS = ("b", "s", "h")
@@ -31,6 +32,8 @@ def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
     rows = arch.positions * arch.hidden * out.storage.nbytes // tape.numel(TOKENS)
     tape.note(out=[positions], saved=(places,), weight_gradient=rows)
     x = tape.scale(out, "block inputs (residual stream)")
+    if arch.family == "bert":
+        x = tape.layer_norm(x, "h", "block inputs (residual stream)", bias=arch.norm_bias)
     return tape.dropout(x, arch.embedding_dropout, "block inputs (residual stream)")
 
 
@@ -105,6 +108,8 @@ def activation(tape: Tape, name: str, x: Value) -> Value:
 
 def rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
     """Llama's, written out: float32 inside, the input's type outside."""
+    if tape.numerics.compiled:
+        return fused_rms_norm(tape, x, width, label)
     wide = tape.cast(x, "float32")
     rows = x.dims[:-1]
     square = tape.unary(wide, "squares", keeps_input=True)
@@ -112,6 +117,15 @@ def rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
     inverse = tape.unary(mean, "inverse deviations of RMS norms", keeps_output=True)
     normed = tape.multiply(wide, inverse, "RMS-normed inputs")
     return tape.weighted(tape.cast(normed, x.dtype), width, label)
+
+
+def fused_rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
+    """One kernel: keeps its input and a float32 number a row."""
+    inverse = tape.storage("inverse deviations of RMS norms", x.dims[:-1], "float32")
+    out = tape.value(label, x.dims, x.dtype)
+    gradient = 0 if tape.numerics.frozen else tape.sizes[width] * ITEM_BYTES[tape.numerics.dtype]
+    tape.note(x, out=[out], saved=(x.storage, inverse), weight_gradient=gradient)
+    return out
 
 
 def rotate(tape: Tape, x: Value, label: str) -> Value:
@@ -162,15 +176,23 @@ def llama_block(
     )
     x = tape.add(x, out, "block inputs (residual stream)")
     normed = rms_norm(tape, x, "h", "RMS norm outputs")
-    inner = ("b", "s", "i")
-    gate = tape.linear(normed, "h", "i", "MLP gates", bias=arch.mlp_bias, out=inner, role="gate")
-    opened = activation(tape, arch.activation, gate)
-    up = tape.linear(normed, "h", "i", "MLP inputs", bias=arch.mlp_bias, out=inner, role="up")
-    product = tape.multiply(opened, up, "MLP products")
-    out = tape.linear(
-        product, "i", "h", "MLP projections", bias=arch.mlp_bias, out=TOKENS, role="down"
-    )
+    out = gated_mlp(tape, arch, normed)
     return tape.add(x, out, "block inputs (residual stream)"), [normed]
+
+
+def gated_mlp(tape: Tape, arch: DecoderArchitecture, normed: Value) -> Value:
+    """``down(act(gate(x)) · up(x))``; compiled, the opened gate is computed again in backward."""
+    inner, bias = ("b", "s", "i"), arch.mlp_bias
+    gate = tape.linear(normed, "h", "i", "MLP gates", bias=bias, out=inner, role="gate")
+    if tape.numerics.compiled:
+        up = tape.linear(normed, "h", "i", "MLP inputs", bias=bias, out=inner, role="up")
+        product = tape.value("MLP products", inner, gate.dtype)
+        tape.note(gate, up, out=[product], saved=(gate.storage, up.storage))
+        return tape.linear(product, "i", "h", "MLP projections", bias=bias, out=TOKENS, role="down")
+    opened = activation(tape, arch.activation, gate)
+    up = tape.linear(normed, "h", "i", "MLP inputs", bias=bias, out=inner, role="up")
+    product = tape.multiply(opened, up, "MLP products")
+    return tape.linear(product, "i", "h", "MLP projections", bias=bias, out=TOKENS, role="down")
 
 
 def head_norm(tape: Tape, x: Value, heads: str) -> Value:

@@ -114,7 +114,9 @@ def predict(scenario: Scenario) -> Prediction:
         peak_phase=fullest if complete else None,
         peak_low=spread,
         peak_high=known[fullest] if complete else None,
-        reserved=reserved_band(known[fullest]) if complete and on_cuda else None,
+        reserved=reserved_band(known[fullest], _growing(scenario, terms))
+        if complete and on_cuda
+        else None,
         terms=ledger.for_people(fullest),
         not_modelled=(
             *(gap.what for gap in missing),
@@ -123,6 +125,13 @@ def predict(scenario: Scenario) -> Prediction:
         ),
         master_weights=sum(t.nbytes for t in terms if t.name == MASTER_WEIGHTS),
     )
+
+
+def _growing(scenario: Scenario, terms: list[Term]) -> int:
+    """Bytes of a cache that is copied at every token."""
+    if scenario.inference is None or scenario.inference.cache != "dynamic":
+        return 0
+    return max((t.nbytes for t in terms if t.memory_class is MemoryClass.KV_CACHE), default=0)
 
 
 def _state_terms(scenario: Scenario, gradients_at_peak: int | None) -> list[Term]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .architectures import DecoderArchitecture
 from .attention import fused_attention
 from .blocks import TOKENS, activation, rms_norm
@@ -160,10 +162,14 @@ def chunked_head(
     normed = _norm(tape, arch, x)
     pieces = -(-tape.sizes["s"] // tape.sizes["c"])
     piece = ("b", "c", "v")
-    logits = [
-        tape.linear(normed, "h", "v", "logits", bias=False, out=piece, role="head")
-        for _ in range(pieces)
-    ]
+    logits = []
+    for place in range(pieces):
+        logits.append(tape.linear(normed, "h", "v", "logits", bias=False, out=piece, role="head"))
+        if place < pieces - 1:
+            # Backward begins with the last piece; the others' gradients are added to its.
+            made = tape.ops[-1]
+            again = made.scratch + made.weight_gradient
+            tape.ops[-1] = replace(made, weight_gradient=0, scratch=again)
     losses = []
     for part in logits:
         targets = tape.storage("targets", ("b", "c"), "int64")

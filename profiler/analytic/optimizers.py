@@ -44,6 +44,8 @@ BLOCK_4BIT_STATE = 128
 """Elements that share one scale in torchao's 4-bit states."""
 SMALLEST_8BIT = 4096
 """Tensors with fewer elements keep 32-bit state (bitsandbytes ``min_8bit_size``)."""
+SMALLEST_PAGED = 100_000
+"""Elements from which on paged state lies in managed memory (bitsandbytes ``get_state_buffer``)."""
 BLOCK_8BIT = 256
 """Elements that share one scale in an 8-bit state."""
 QUANTILE_MAPS = 2048
@@ -82,7 +84,7 @@ class OptimizerSpec:
     weight_decay: float = setting("Weight decay.", 0.0, minimum=0)
     maximize: bool = setting("Whether the step ascends.", False)
     capturable: bool = setting("Whether Adam's step counters lie on the device.", False)
-    paged: bool = setting("8-bit state in managed memory (bitsandbytes Paged*).", False)
+    paged: bool = setting("State in managed memory (bitsandbytes Paged*).", False)
     in_backward: bool = setting(
         "Whether each parameter is stepped, and its gradient dropped, as soon as that is there.",
         False,
@@ -146,9 +148,10 @@ def state_storages(
         return ()
     source = TORCH_SOURCE.format(file="adam.py")
     on_device = device == "cpu" or optimizer.steps_on_device
+    managed = optimizer.paged and device == "cuda" and tensor.numel >= SMALLEST_PAGED
     kept = ["first moment", "second moment", *(["largest second moment"] * optimizer.amsgrad)]
     return (
-        *(StateStorage(name, tensor.nbytes, source=source) for name in kept),
+        *(StateStorage(name, tensor.nbytes, not managed, source) for name in kept),
         StateStorage("step counters", 4, on_device=on_device, source=source),
     )
 
@@ -204,7 +207,7 @@ def eight_bit_storages(tensor: TensorSpec, *, paged: bool) -> tuple[StateStorage
     """
     n = tensor.numel
     bits = tensor.state_bits or (8 if n >= SMALLEST_8BIT else 32)
-    device = not (paged and n >= 100_000)
+    device = not (paged and n >= SMALLEST_PAGED)
     if bits == 32:
         return tuple(
             StateStorage(name, 4 * n, device, BNB_SOURCE)

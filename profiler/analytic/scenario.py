@@ -112,6 +112,9 @@ class Scenario:
     )
     dropout_active: bool = setting("Whether dropout drops (a model in training mode).", True)
     loss: LossSpec = setting("What happens to the logits.", LossSpec())
+    compiled: bool = setting(
+        "Whether `torch.compile` made the blocks' pointwise operators into kernels.", False
+    )
     device: Literal["cuda", "cpu"] = setting("Where it runs.", "cuda")
     parallelism: Parallelism = setting("How the work is spread over devices.", Parallelism())
     offload: Offload = setting("What is kept off the device.", Offload())

@@ -79,6 +79,8 @@ class Numerics:
     autocast: str | None
     device: str
     dropout_active: bool
+    compiled: bool = False
+    """``torch.compile``: what lies between products is one kernel, and is computed again."""
     frozen: bool = False
     """The model's own parameters get no gradients, so that their layers keep no inputs."""
     adapters: AdapterPlan | None = None
@@ -87,6 +89,9 @@ class Numerics:
     quantised_head: bool = False
     quantised_keeps_input: bool = False
     """bitsandbytes until 0.42: a 4-bit product keeps its input although its weight is frozen."""
+    quantised_copies: int = 1
+    """Copies of a matrix that is written out: 2 where it is cast once more (Lightning quantises
+    float16, and computes in bfloat16)."""
 
     @property
     def on_cuda(self) -> bool:
@@ -243,7 +248,7 @@ class Tape:
         result = self.value(label, out, x.dtype)
         packed = numerics.quantised_head if role == "head" else numerics.quantised
         if packed:
-            written = weight * ITEM_BYTES[x.dtype]
+            written = numerics.quantised_copies * weight * ITEM_BYTES[x.dtype]
             kept = (x.storage,) if numerics.quantised_keeps_input else ()
             self.note(x, out=[result], saved=kept, work=written, scratch=written, kind="product")
             return result
