@@ -57,7 +57,7 @@ def test_the_command_prints_classes_phases_peak_and_terms(config: Path) -> None:
     for word in ("Parameters", "Activations", "forward", "backward", "optimizer", "Peak:", "Terms"):
         assert word in done.stdout
     assert "bfloat16" in done.stdout
-    assert "workspaces: cuBLAS" in done.stdout
+    assert "workspaces: cuDNN" in done.stdout
 
 
 def test_the_command_prints_json(config: Path) -> None:
