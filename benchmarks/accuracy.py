@@ -46,6 +46,8 @@ class Scored:
     """What one unit of the last printed digit is worth."""
     answer: Answer | None
     reason: str | None
+    said: str = ""
+    """What a row without a number says: ``FITS`` or ``OOM``."""
 
     @property
     def quantity(self) -> Quantity:
@@ -81,6 +83,14 @@ class Scored:
         return (self.answer.high - self.answer.low) / (self.answer.high + self.answer.low)
 
     @property
+    def verdict(self) -> bool | None:
+        """Whether a row that says what fits is foretold rightly."""
+        capacity = self.row.capacity_bytes
+        if self.row.quantity != "fits" or self.answer is None or capacity is None:
+            return None
+        return (self.answer.predicted <= capacity) == (self.said == "FITS")
+
+    @property
     def is_distributed(self) -> bool:
         """Whether several devices share the work."""
         return bool(self.row.n_gpus > 1)
@@ -93,7 +103,7 @@ def score(fields: dict[str, Any]) -> Scored:
     measured = number if number is not None else value if isinstance(value, int | float) else None
     unit = _last_digit(value) * (measured / value) if measured and value else 0.0
     try:
-        return Scored(row, measured, unit, _with_band(row, answer(row)), None)
+        return Scored(row, measured, unit, _with_band(row, answer(row)), None, str(value))
     except Unanswered as refused:
         return Scored(row, measured, unit, None, str(refused))
 
@@ -192,6 +202,7 @@ def report(scored: Sequence[Scored], seconds: float) -> str:
             "## By target\n\n" + _table(_targets(scored)),
             "## By category\n\n" + _table(_by(scored, lambda s: str(s.row.category))),
             "## By source\n\n" + _table(_by(scored, lambda s: _short(str(s.row.source)))),
+            "## Fits or not\n\n" + _verdicts(scored),
             "## Refused\n\n" + _refusals(scored),
         ]
     )
@@ -258,6 +269,14 @@ def nine_in_ten(values: Sequence[float]) -> float | None:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2%}"
+
+
+def _verdicts(scored: Iterable[Scored]) -> str:
+    """How many rows that say what fits are foretold rightly, and which are not."""
+    judged = [s for s in scored if s.verdict is not None]
+    wrong = ", ".join(s.row.id for s in judged if not s.verdict)
+    right = sum(bool(s.verdict) for s in judged)
+    return f"{right} of {len(judged)} right" + (f"; wrong: {wrong}" if wrong else "")
 
 
 def _refusals(scored: Iterable[Scored]) -> str:

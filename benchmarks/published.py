@@ -53,6 +53,10 @@ RULES: tuple[tuple[str, Quantity], ...] = (
 )
 
 
+USABLE = 0.98
+"""Part of a GPU's nominal memory that a process can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One published row without its value."""
@@ -83,6 +87,15 @@ class Row:
         """Whether one of these fields matches, whatever the case."""
         text = " | ".join(str(self.fields.get(name) or "") for name in names)
         return re.search(pattern, text, re.IGNORECASE) is not None
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """Memory of the row's GPU, where it is said: nominal GiB less what the driver keeps."""
+        said = self.extra.get("capacity_gb")
+        words = f"{self.fields.get('measured')} {self.fields.get('gpu')}"
+        named = re.search(r"(\d+) ?GB", words)
+        number = said or (int(named[1]) if named else None)
+        return None if number is None else number * 2**30 * USABLE
 
     @property
     def quantity(self) -> Quantity:

@@ -152,8 +152,8 @@ def chunked_head(
         fused: Whether each piece's loss is one compiled kernel that keeps the logits alone and
             computes its softmax again (torchtune); LitGPT's keeps the log-probabilities.
 
-    Source: litgpt ``lora.py`` GPT.forward, ``utils.chunked_cross_entropy``; torchtune
-    ``modules/loss/ce_chunked_output_loss.py``.
+    Source: litgpt ``lora.py`` GPT.forward, ``utils.chunked_cross_entropy``, lightning fabric
+    ``HalfPrecision.convert_output``; torchtune ``modules/loss/ce_chunked_output_loss.py``.
 
     Returns:
         What is held while the loss is computed, the logits that the loop's variable keeps, and
@@ -171,6 +171,9 @@ def chunked_head(
             again = made.scratch + made.weight_gradient
             tape.ops[-1] = replace(made, weight_gradient=0, scratch=again)
     losses = []
+    if not fused:
+        # Lightning's precision plugin returns what the model returns in float32.
+        logits = [tape.cast(part, "float32") for part in logits]
     for part in logits:
         targets = tape.storage("targets", ("b", "c"), "int64")
         if fused:

@@ -81,7 +81,7 @@ def reserved_band(allocated: int, growing: int = 0) -> Band:
 
 def distributed_band(allocated: int) -> Band:
     """A rank's peak: how far gathering runs ahead, and how evenly ranks share, is not known."""
-    return Band(int(allocated * 0.92), allocated, int(allocated * 1.08))
+    return Band(int(allocated * 0.905), allocated, int(allocated * 1.095))
 
 
 def device_band(reserved: Band, gpu: str | None, context: int | None = None) -> Band:

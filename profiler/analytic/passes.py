@@ -20,7 +20,7 @@ from .backward import (
 from .dtypes import ITEM_BYTES
 from .scenario import Scenario
 from .tape import Storage
-from .terms import Allocation, Term, make_term
+from .terms import ALWAYS, Allocation, Term, make_term
 
 PASSES = frozenset({Phase.FORWARD, Phase.BACKWARD})
 SAVED_SOURCE = (
@@ -249,6 +249,8 @@ def _kept_outputs(scenario: Scenario, recording: Recording) -> list[Term]:
             [Allocation(logits.nbytes, pieces)],
             _formula(logits, pieces, recording.sizes),
             VARIABLE_SOURCE,
+            # A list of pieces is the forward pass's own while that runs.
+            ALWAYS if pieces == 1 else ALWAYS - {Phase.FORWARD},
         )
     )
     # During forward the last step's cache is still there; during backward this one's is saved.
