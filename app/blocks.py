@@ -193,7 +193,8 @@ def cards(shown: Sequence[Card]) -> str:
     return f'<div class="vs-cards">{"".join(parts)}</div>'
 
 
-def _table(head: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
+def table(head: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
+    """A table of escaped rows under headings, each with whether it stands at the right."""
     columns = "".join(
         f'<th class="r">{text(name)}</th>' if right else f"<th>{text(name)}</th>"
         for name, right in head
@@ -219,7 +220,8 @@ def _cells(values: Iterable[tuple[str, str]]) -> str:
     return "".join(f'<td class="r" title="{hint}">{shown}</td>' for shown, hint in values)
 
 
-def _size_cell(value: int | None, *, signed: bool = False) -> tuple[str, str]:
+def size_cell(value: int | None, *, signed: bool = False) -> tuple[str, str]:
+    """A size and, for hovering, its bytes."""
     return size(value, signed=signed), whole_bytes(value)
 
 
@@ -249,7 +251,7 @@ def residual_table(measured: MemoryUse, predicted: MemoryUse | None) -> str:
         if line == "reserved" and mine is None and theirs is None:
             continue
         total = ' class="t"' if line == "allocated" else ""
-        values = [_size_cell(mine), _size_cell(theirs), *_residual(mine, theirs)]
+        values = [size_cell(mine), size_cell(theirs), *_residual(mine, theirs)]
         rows.append(f"<tr{total}><td>{class_name(line)}</td>{_cells(values)}</tr>")
     head = [
         ("Class", False),
@@ -258,7 +260,7 @@ def residual_table(measured: MemoryUse, predicted: MemoryUse | None) -> str:
         ("Residual", True),
         ("of measured", True),
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def difference_table(a: MemoryUse, b: MemoryUse) -> str:
@@ -270,10 +272,10 @@ def difference_table(a: MemoryUse, b: MemoryUse) -> str:
             continue
         delta = None if left is None or right is None else right - left
         total = ' class="t"' if line == "allocated" else ""
-        shown = ("0 B", "0 B") if delta == 0 else _size_cell(delta, signed=True)
-        values = [_size_cell(left), _size_cell(right), shown]
+        shown = ("0 B", "0 B") if delta == 0 else size_cell(delta, signed=True)
+        values = [size_cell(left), size_cell(right), shown]
         rows.append(f"<tr{total}><td>{class_name(line)}</td>{_cells(values)}</tr>")
-    return _table([("Class", False), ("A", True), ("B", True), ("B − A", True)], rows)
+    return table([("Class", False), ("A", True), ("B", True), ("B − A", True)], rows)
 
 
 def mapping_table(values: Mapping[str, object], name: str = "Setting") -> str:
@@ -282,7 +284,7 @@ def mapping_table(values: Mapping[str, object], name: str = "Setting") -> str:
         f"<tr><td>{text(key)}</td><td>{text(setting(value))}</td></tr>"
         for key, value in values.items()
     )
-    return _table([(name, False), ("Value", False)], rows)
+    return table([(name, False), ("Value", False)], rows)
 
 
 def differing_table(differing: Mapping[str, tuple[object, object]]) -> str:
@@ -291,7 +293,7 @@ def differing_table(differing: Mapping[str, tuple[object, object]]) -> str:
         f"<tr><td>{text(key)}</td><td>{text(setting(a))}</td><td>{text(setting(b))}</td></tr>"
         for key, (a, b) in differing.items()
     )
-    return _table([("Setting", False), ("A", False), ("B", False)], rows)
+    return table([("Setting", False), ("A", False), ("B", False)], rows)
 
 
 _EVENT_TONE = {EventKind.OOM: "bad", EventKind.WARNING: "warn", EventKind.LEAK: "warn"}
@@ -318,7 +320,7 @@ def events_table(events: Sequence[Event]) -> str:
             f'<td class="r">{size(event.bytes)}</td></tr>'
         )
     head = [("Step", True), ("Kind", False), ("What", False), ("Size", True)]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def classes_help() -> str:
@@ -327,4 +329,4 @@ def classes_help() -> str:
         f"<tr><td class='w'>{class_name(line)}</td><td>{text(CLASS_HELP[line])}</td></tr>"
         for line in CLASS_LABELS
     )
-    return _table([("Name", False), ("What it is", False)], rows)
+    return table([("Name", False), ("What it is", False)], rows)

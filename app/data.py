@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import streamlit as st
+from vramscope.profiler.analytic import Scenario
+from vramscope.profiler.analytic.gpus import GPUS
 from vramscope.storage.engine import default_url, redacted
 from vramscope.storage.reader import RunReader, RunSummary, StepTable
 from vramscope.storage.records import (
@@ -27,6 +29,8 @@ from vramscope.storage.records import (
     StepRecord,
     TimelinePoint,
 )
+
+from .plans import Plan, plan_of
 
 CHART_ROWS = 1000
 """Rows a chart gets at most; a wider range comes from a coarser rollup level."""
@@ -187,6 +191,18 @@ def fullest(run: RunInfo, devices: tuple[DeviceInfo, ...], version: Token) -> De
     if not known:
         return views[0] if views else None
     return max(known, key=lambda v: (v.peak and v.peak.peak.allocated) or 0)
+
+
+@st.cache_resource(show_spinner=False, max_entries=64)
+def planned(key: str, gpu: str, _scenario: Scenario) -> Plan:
+    """The plan of a scenario for a GPU of the list.
+
+    Args:
+        key: Stands for the scenario.
+        gpu: Name of the GPU.
+        _scenario: What is planned.
+    """
+    return plan_of(_scenario, next(each for each in GPUS if each.name == gpu))
 
 
 def run_choices(search: str | None = None) -> tuple[RunSummary, ...]:

@@ -12,6 +12,7 @@ page = st.navigation(
         st.Page("views/runs.py", title="Runs", default=True),
         st.Page("views/run.py", title="Run", url_path="run"),
         st.Page("views/compare.py", title="Compare", url_path="compare"),
+        st.Page("views/plan.py", title="Plan", url_path="plan"),
         st.Page("views/report.py", title="Report", url_path="report"),
     ],
     position="top",

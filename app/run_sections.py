@@ -143,10 +143,11 @@ def _predictions(view: data.DeviceView) -> None:
     if not view.predictions:
         st.caption("There is no prediction for this device.")
     for prediction in view.predictions:
-        _prediction(prediction)
+        prediction_terms(prediction)
 
 
-def _prediction(prediction: PredictionRecord) -> None:
+def prediction_terms(prediction: PredictionRecord) -> None:
+    """A prediction's peak, its terms with their formulas, and what it leaves out."""
     where = f" in {PHASE_LABELS[prediction.peak_phase]}" if prediction.peak_phase else ""
     st.markdown(
         f"**{prediction.method.value.replace('_', ' ').capitalize()}**: "
@@ -183,4 +184,4 @@ def _prediction(prediction: PredictionRecord) -> None:
         st.caption(f"Not modelled: {listed}.")
 
 
-__all__ = ["details", "devices", "measured_beside_predicted", "on_the_device"]
+__all__ = ["details", "devices", "measured_beside_predicted", "on_the_device", "prediction_terms"]

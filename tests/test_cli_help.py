@@ -24,6 +24,7 @@ EXPECTED = {
     "runs",
     "show",
     "predict",
+    "plan",
     "compare",
     "export",
     "db upgrade",
@@ -94,7 +95,7 @@ def test_commands_with_figures_print_json(name: str) -> None:
     assert any("--json" in parameter.opts for parameter in COMMANDS[name].params)
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED - {"predict"}))
+@pytest.mark.parametrize("name", sorted(EXPECTED - {"predict", "plan"}))
 def test_commands_on_a_store_take_its_url(name: str) -> None:
     assert any("--db" in parameter.opts for parameter in COMMANDS[name].params)
 

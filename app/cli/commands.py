@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import compare, db, demo, export, predict, run, runs, show, ui
+from . import compare, db, demo, export, plan, predict, run, runs, show, ui
 from .errors import Interrupted
 
 
@@ -95,6 +95,7 @@ _add(app, "ui", ui.ui, ui.EXAMPLES)
 _add(app, "runs", runs.runs, runs.EXAMPLES)
 _add(app, "show", show.show, show.EXAMPLES)
 _add(app, "predict", predict.predict_command, predict.EXAMPLES)
+_add(app, "plan", plan.plan_command, plan.EXAMPLES)
 _add(app, "compare", compare.compare, compare.EXAMPLES)
 _add(app, "export", export.export, export.EXAMPLES)
 _add(_db, "upgrade", db.upgrade, db.UPGRADE_EXAMPLES)

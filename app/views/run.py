@@ -25,6 +25,7 @@ def render() -> None:
         if run is None:
             return
         st.page_link("views/compare.py", label="Compare", query_params={"b": run.id})
+        st.page_link("views/plan.py", label="Plan from it", query_params={"run": run.id})
         st.page_link("views/report.py", label="Report", query_params={"run": run.id})
     live = data.is_live(run)
 
