@@ -29,6 +29,7 @@ def plan_cards(plan: Plan, name: str = "") -> list[Card]:
     """
     before = f"{name}: " if name else ""
     return [
+        _parameters(plan, before),
         _peak(plan, before),
         _fit(plan, before),
         _fits_from(plan, before),
@@ -39,6 +40,23 @@ def plan_cards(plan: Plan, name: str = "") -> list[Card]:
 
 def _capital(label: str) -> str:
     return label[:1].upper() + label[1:]
+
+
+def _parameters(plan: Plan, before: str) -> Card:
+    tensors = list(plan.scenario.inventory.counted())
+    numel = sum(t.numel * n for t, n in tensors)
+    trained = sum(t.numel * n for t, n in tensors if t.trainable)
+    note = "all trained" if trained == numel else f"{_amount(trained)} of them trained"
+    return Card(
+        label=_capital(f"{before}parameters"),
+        value=_amount(numel),
+        note="none trained" if not trained else note,
+        help=f"{count(numel)} parameters, {count(trained)} of them trained; tied ones once.",
+    )
+
+
+def _amount(numel: int) -> str:
+    return f"{numel / 1e9:.2f} B" if numel >= 1e9 else f"{numel / 1e6:.1f} M"
 
 
 def _peak(plan: Plan, before: str) -> Card:

@@ -15,7 +15,8 @@ from .plan_settings import AS_GIVEN, CHOICES, Choice, Number, model_name, with_p
 from .plan_state import Name
 
 _WIDTH = 176
-_NARROW = 132
+"""Pixels; two of them stand beside each other on a telephone."""
+_GAP = 16
 _ENDINGS = ["json", "yaml", "yml"]
 _FILES_USED = "plan_files_used"
 
@@ -42,7 +43,9 @@ def _model(name: Name, scenario: Scenario) -> None:
         if word in PRESETS:
             _try(name, lambda: with_preset(scenario, word))
 
-    st.selectbox("Model", words, key=key, on_change=change, width=230, format_func=plain)
+    st.selectbox(
+        "Model", words, key=key, on_change=change, width=2 * _WIDTH + _GAP, format_func=plain
+    )
 
 
 def _choice(name: Name, scenario: Scenario, control: Choice) -> None:
@@ -88,7 +91,7 @@ def _number(name: Name, scenario: Scenario, control: Number) -> None:
         key=key,
         on_change=change,
         help=control.help,
-        width=_NARROW,
+        width=_WIDTH,
     )
 
 

@@ -71,4 +71,5 @@ def _safe(name: str, content: bytes) -> str:
 
 
 def _without_folders(message: str, folder: str) -> str:
-    return re.sub(re.escape(folder) + r"/\d+/", "", message)
+    plain = re.sub(re.escape(folder) + r"/\d+/", "", message)
+    return re.sub(rf"{PASTED}\.(yaml|json)", PASTED, plain)

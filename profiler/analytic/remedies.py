@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from functools import lru_cache
+from itertools import count
 
 from .adapters import LoraSpec
 from .dtypes import QUANTISED
@@ -71,12 +72,22 @@ def remedies(scenario: Scenario, *, train_less: bool = False) -> tuple[Remedy, .
             activations are left out.
         train_less: Whether low-rank adapters in place of the whole model are among them.
     """
+    found = _saving(scenario)
+    if train_less:
+        found += _tried(scenario, _adapter_variants(scenario))
+    return tuple(sorted(found, key=lambda remedy: -remedy.saved_bytes))
+
+
+@lru_cache(maxsize=32)
+def _saving(scenario: Scenario) -> tuple[Remedy, ...]:
+    return _tried(scenario, _variants(scenario))
+
+
+def _tried(scenario: Scenario, variants: Iterable[_Variant]) -> tuple[Remedy, ...]:
+    """The changes that lower the peak, of all that can be made."""
     before = _peak(predict(scenario))
     if before is None:
         return ()
-    variants = _variants(scenario)
-    if train_less:
-        variants = chain(variants, _adapter_variants(scenario))
     found = []
     for change, price, other in variants:
         try:
@@ -94,7 +105,7 @@ def remedies(scenario: Scenario, *, train_less: bool = False) -> tuple[Remedy, .
                     prediction=prediction,
                 )
             )
-    return tuple(sorted(found, key=lambda remedy: -remedy.saved_bytes))
+    return tuple(found)
 
 
 def _peak(prediction: Prediction) -> int | None:

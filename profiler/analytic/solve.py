@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 from .estimate import predict
@@ -28,6 +28,7 @@ class WayToFit:
     fits: bool
 
 
+@lru_cache(maxsize=256)
 def needed_bytes(scenario: Scenario) -> int | None:
     """Upper end of the predicted peak of what torch allocates; ``None`` where it is not known."""
     return predict(scenario).peak_high
@@ -51,7 +52,6 @@ def largest(scenario: Scenario, growing: Growing, budget_bytes: int) -> int | No
     if batch is None or present is None:
         return None
 
-    @cache
     def needed(value: int) -> int:
         changed = replace(batch, **{growing: value})
         return needed_bytes(scenario.replace(batch=changed)) or 0
