@@ -14,6 +14,7 @@ from vramscope.storage.records import MemoryClass, Phase
 from .activations import saved_for_backward
 from .census import Census, Holding
 from .facts import DetailFindings, SavedBytes
+from .heap import HeapSearch
 from .modules import ModuleRanges
 from .replay import DetailLog, PhaseMark
 from .resizes import watch_resizes
@@ -67,6 +68,15 @@ class DetailStep:
         self._ranges.install()
         self._unwatch = watch_resizes(self._tracker.resized)
         self._tracker.__enter__()  # type: ignore[no-untyped-call]
+
+    def search(self, heap: HeapSearch, survivors: Sequence[Survivor]) -> None:
+        """Looks for what outlived steps that were not followed; the inputs are known by now."""
+        alike = {
+            (s.was.shape, s.was.dtype): s.was.memory_class or MemoryClass.TEMPORARIES
+            for s in survivors
+            if s.was.computed or s.was.outlived
+        }
+        heap.run(self._tracker, alike)
 
     def phase_begins(self, phase: Phase) -> None:
         """Marks the place in the log."""

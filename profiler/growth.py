@@ -279,6 +279,8 @@ class GrowthDetector:
                     self._confirm(index, line, rise, line.low, found)
             line.open_block(step)
         for index in tuple(self._leaks):
+            if self._now[index] is None:
+                continue  # Not known at this step: nothing says that it came to rest.
             line, low = self._lines[index], lows[index]
             leak = self._leaks.get(index)
             if leak is None or line is None or low is None or self._seen - leak.seen < _BLOCK:

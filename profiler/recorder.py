@@ -18,6 +18,7 @@ from .device_books import KEPT_KINDS
 from .devices.source import MemorySource
 from .facts import StepFacts
 from .gauges import DeviceGauge
+from .heap import HeapSearch
 from .phases import LoopTracker
 from .schedule import DetailSchedule
 from .storages import storages_of, tensors_in
@@ -71,6 +72,8 @@ class StepRecorder:
         self._detail: DetailStep | None = None
         self._walk = False
         self._survivors: list[Survivor] = []
+        self._heap = HeapSearch()
+        self._to_search = False
         self._schedule = DetailSchedule(config)
         self._started_ns = 0
         self._began = 0
@@ -121,6 +124,9 @@ class StepRecorder:
                 self._on_new_call(args, kwargs)
             if self._detail is not None:
                 self._detail.inputs(args, kwargs)
+                if self._to_search:
+                    self._to_search = False
+                    self._detail.search(self._heap, self._survivors)
             elif self._walk:
                 self._inputs = {
                     s._cdata for t in tensors_in([args, kwargs]) for s in storages_of(t)
@@ -223,6 +229,7 @@ class StepRecorder:
             if DetailStep.possible(models):
                 self._detail = DetailStep(self._census, models, self._block_bytes)
                 self._detail.begin(self._survivors)
+                self._to_search = self._schedule.has_grown
             else:
                 self._walk = True
         for gauge in self._gauges.values():

@@ -25,6 +25,8 @@ class DetailSchedule:
         self._outlived = 0
         self._new_kind = False
         self._growing = False
+        self.has_grown = False
+        """Whether what outlives a step has ever grown from one followed step to the next."""
         self._left = _FIRST_FOLLOW
 
     def is_due(self, step: int) -> bool:
@@ -41,6 +43,7 @@ class DetailSchedule:
     def was_followed(self, step: int, outlived: int) -> None:
         """A step was followed; so many bytes that it or earlier ones computed outlived it."""
         self._growing = 0 < self._outlived < outlived
+        self.has_grown |= self._growing
         if not self._growing:
             self._left = max(self._left, _LATER_FOLLOW)
         self._outlived = outlived

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,6 +67,10 @@ class TrackedStorage:
         """Autograd sequence number at birth, which tells the module; -1 outside a model."""
         self.memory_class: MemoryClass | None = None
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+Kind: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+"""What tensors that are alike have in common."""
 
 
 class Survivor(NamedTuple):
@@ -268,6 +272,15 @@ class AllocationTracker(TorchDispatchMode):
                 tracked.memory_class = survivor.was.memory_class
                 tracked.outlived = True
                 self.base.append(tracked)
+
+    def admit(self, tensor: torch.Tensor, memory_class: MemoryClass) -> None:
+        """Enters what outlived steps that were not followed, unless it is known."""
+        for storage in storages_of(tensor):
+            if self.find(storage) is None:
+                tracked = self.enter(storage, tensor, new=False)
+                if tracked is not None:
+                    tracked.memory_class = memory_class
+                    tracked.outlived = True
 
     def outlived(self, device: torch.device) -> int:
         """Bytes alive on a device that models computed and nobody holds for them."""

@@ -67,6 +67,10 @@ def record(
     with MemoryProfiler(loop.model, loop.optimizer, store=path) as profiler:
         for _ in range(steps):
             body(loop, profiler)
+    return stored(path)
+
+
+def stored(path: Path) -> tuple[list[StepRecord], list[Event]]:
     with RunReader(path) as reader:
         run = reader.runs().rows[0].info.id
         device = reader.devices(run)[0].id
@@ -129,3 +133,30 @@ def test_a_user_who_wants_no_detail_gets_none() -> None:
     schedule = DetailSchedule(ProfilerConfig(detail_first=0, detail_every=0))
     schedule.saw_new_kind()
     assert not any(schedule.is_due(step) for step in range(1, 100))
+
+
+@pytest.mark.parametrize("detached", [False, True], ids=["output", "detached output"])
+def test_what_leaks_between_followed_steps_is_found_at_the_next_followed_one(
+    store_path: Path, detached: bool
+) -> None:
+    """An allocator would show it at every step; on a CPU tensors must be looked for."""
+    model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
+    optimizer = torch.optim.Adam(model.parameters())
+    kept: list[torch.Tensor] = []
+    dataset = [torch.randn(64, 100) for _ in range(10)]  # as large as an output, and no leak
+    with MemoryProfiler(model, optimizer, store=store_path):
+        for step in range(104):
+            output = model(dataset[step % 10])
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(output.detach() if detached else output)
+    steps, events = stored(store_path)
+    followed = [s for s in steps if s.detail]
+    assert {s.step for s in followed} >= {1, 2, 3, 50, 100}
+    one = 64 * 100 * 4
+    for step in followed:
+        held = (step.end.activations or 0) + (step.end.temporaries or 0)
+        batches = min(step.step, len(dataset))  # those that were met; the loss is beside them
+        assert 0 <= held - (step.step + batches) * one < one
+    assert {e.kind for e in events} == {EventKind.LEAK}  # told, told again as it grew, never ended

@@ -1,0 +1,76 @@
+"""What outlived steps that were not followed: looked for among all tensors that Python knows.
+
+Slow, so only a loop that grows is searched, when one of its steps is followed anyway.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+from vramscope.storage.records import MemoryClass
+
+from .activations import saved_for_backward
+from .storages import storages_of
+from .tracker import AllocationTracker, Kind
+
+
+class HeapSearch:
+    """Finds what models have computed, and what is like that which outlived earlier steps.
+
+    At the first search everything that leaks is known, since the loop has been followed since it
+    began to grow: what else looks alike then, such as a dataset's tensors, is no leak.
+    """
+
+    def __init__(self) -> None:
+        self._bystanders: dict[int, weakref.ref[torch.UntypedStorage]] | None = None
+
+    def run(self, tracker: AllocationTracker, alike: Mapping[Kind, MemoryClass]) -> None:
+        """Enters what is found into a detail step's log.
+
+        Args:
+            tracker: Of the step, whose inputs it knows already.
+            alike: Shapes and dtypes that outlived earlier steps, and what they were for.
+        """
+        found: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        roots: list[torch.Tensor] = []
+        for tensor, computed in _tensors():
+            kind = (tuple(tensor.shape), tensor.dtype)
+            if computed:
+                roots.append(tensor)
+                tracker.admit(tensor, alike.get(kind, MemoryClass.TEMPORARIES))
+            elif kind in alike and not any(map(self._is_bystander, storages_of(tensor))):
+                if self._bystanders is None:
+                    found.update({s._cdata: weakref.ref(s) for s in storages_of(tensor)})
+                else:
+                    tracker.admit(tensor, alike[kind])
+        for saved in saved_for_backward(roots):
+            tracker.admit(saved.tensor, MemoryClass.ACTIVATIONS)
+        if self._bystanders is None:
+            self._bystanders = found
+
+    def _is_bystander(self, storage: torch.UntypedStorage) -> bool:
+        known = (self._bystanders or {}).get(storage._cdata)
+        return known is not None and known() is storage
+
+
+def _tensors() -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yields every living tensor, and whether autograd has computed it.
+
+    Objects are told by their type alone: asking them could wake what is lazy.
+    """
+    is_tensor: dict[type, bool] = {}
+    for found in gc.get_objects():
+        kind = type(found)
+        known = is_tensor.get(kind)
+        if known is None:
+            known = is_tensor[kind] = issubclass(kind, torch.Tensor)
+        if known:
+            try:
+                with torch._C.DisableTorchFunctionSubclass():
+                    computed = found.grad_fn is not None
+            except RuntimeError:  # a view whose history torch cannot write
+                computed = True
+            yield found, computed
