@@ -16,7 +16,7 @@ from . import options, terminal
 from .errors import ScenarioNotUsable
 from .gpu_option import GpuName, gpu_of
 from .model_counts import model_mapping, model_sentence
-from .predict import _left_out, _phases, _taken
+from .predict import print_left_out, print_phases, print_taken
 from .scenario_options import takes_scenario
 from .tables import Scale, add, say, table
 
@@ -55,13 +55,13 @@ def plan_command(scenario: Scenario, gpu: GpuName = None, as_json: options.Json 
 def _print(console: Console, plan: Plan) -> None:
     say(console, model_sentence(plan.scenario), "")
     record = plan.prediction.to_record(0)
-    _phases(console, record)
+    print_phases(console, record)
     say(console, "")
     _gpus(console, plan)
     say(console, "", *_focus(plan), "")
     _changes(console, plan.changes)
-    _taken(console, plan.scenario)
-    _left_out(console, record)
+    print_taken(console, plan.scenario)
+    print_left_out(console, record)
 
 
 def _gpus(console: Console, plan: Plan) -> None:

@@ -89,8 +89,8 @@ def predict_command(
         zero_stage=zero_stage,
         device=device,
     )
-    paths = _paths(files, model)
-    scenario = None if run_dry else _scenario(paths, flags)
+    paths = given_paths(files, model)
+    scenario = None if run_dry else scenario_of(paths, flags)
     prediction = dry_run(_only(paths), flags) if scenario is None else _predict(scenario)
     if as_json:
         terminal.print_json(_mapping(prediction, scenario))
@@ -98,15 +98,16 @@ def predict_command(
     console = terminal.out()
     if scenario is not None:
         say(console, model_sentence(scenario), "")
-    _phases(console, prediction)
+    print_phases(console, prediction)
     if terms:
         _terms(console, prediction)
     if scenario is not None:
-        _taken(console, scenario)
-    _left_out(console, prediction)
+        print_taken(console, scenario)
+    print_left_out(console, prediction)
 
 
-def _paths(files: list[Path] | None, model: Path | None) -> list[Path]:
+def given_paths(files: list[Path] | None, model: Path | None) -> list[Path]:
+    """The files of a command line, whichever way they were given."""
     paths = [*([model] if model is not None else []), *(files or [])]
     if not paths:
         raise typer.BadParameter("give a scenario file, or a model's config.json")
@@ -119,7 +120,12 @@ def _only(paths: list[Path]) -> Path:
     return paths[0]
 
 
-def _scenario(paths: list[Path], flags: ScenarioFlags) -> Scenario:
+def scenario_of(paths: list[Path], flags: ScenarioFlags) -> Scenario:
+    """The scenario that files and options make.
+
+    Raises:
+        ScenarioNotUsable: Names the file, the field, the value and what is allowed.
+    """
     try:
         read = read_scenario_files(paths, weight_dtype=flags.weight_dtype, known=flags.known())
         return flags.apply(read)
@@ -134,7 +140,8 @@ def _predict(scenario: Scenario) -> PredictionRecord:
         raise ScenarioNotUsable(str(error)) from error
 
 
-def _phases(console: Console, prediction: PredictionRecord) -> None:
+def print_phases(console: Console, prediction: PredictionRecord) -> None:
+    """Print the books of every phase, and the peak in a sentence."""
     order = [phase for phase in Phase if phase in prediction.phases]
     books: list[MemoryUse] = [prediction.phases[phase] for phase in order]
     scale = Scale.of(largest_of(prediction.peak, *books))
@@ -173,13 +180,15 @@ def _terms(console: Console, prediction: PredictionRecord) -> None:
     console.print(made)
 
 
-def _taken(console: Console, scenario: Scenario) -> None:
+def print_taken(console: Console, scenario: Scenario) -> None:
+    """Print what was taken where the files do not say."""
     if scenario.notes:
         say(console, "", "Taken where the files do not say:")
         say(console, *(f"  {note}" for note in scenario.notes))
 
 
-def _left_out(console: Console, prediction: PredictionRecord) -> None:
+def print_left_out(console: Console, prediction: PredictionRecord) -> None:
+    """Print what the figures leave out."""
     if prediction.not_modelled:
         say(console, "", "Not in these figures:")
         say(console, *(f"  {note}" for note in prediction.not_modelled))

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .predict import _paths, _scenario, predict_command
+from .predict import given_paths, predict_command, scenario_of
 from .scenario_flags import ScenarioFlags
 
 _FLAGS = frozenset(f.name for f in fields(ScenarioFlags))
@@ -28,7 +28,7 @@ def takes_scenario(command: Callable[..., None]) -> Callable[..., None]:
         flags = ScenarioFlags(**{name: values.pop(name) for name in _FLAGS})
         files: list[Path] | None = values.pop("files")
         model: Path | None = values.pop("model")
-        command(_scenario(_paths(files, model), flags), **values)
+        command(scenario_of(given_paths(files, model), flags), **values)
 
     with_scenario.__doc__ = command.__doc__
     with_scenario.__name__ = command.__name__
