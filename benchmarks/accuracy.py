@@ -66,7 +66,8 @@ class Scored:
         """Whether the prediction rounds, or is cut, to the digits that are printed."""
         assert self.answer is not None
         assert self.measured is not None
-        return abs(self.answer.predicted - self.measured) <= self.unit * 1.0000001
+        step = max(self.unit, 1e-9 * self.measured)
+        return abs(self.answer.predicted - self.measured) <= step * 1.0000001
 
     @property
     def inside(self) -> bool | None:

@@ -31,7 +31,8 @@ HALF = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16"}
 def dtype_of(row: Row) -> str:
     """Type of the weights that are not quantised."""
     words = str(row.precision or "").lower()
-    if re.match(r"(fp32|float32)", words) or re.search(r"fp32 params|over fp32", words):
+    titan = row.says("torchtitan", "framework")  # its weights are float32, whatever it computes in
+    if titan or re.match(r"fp32|float32", words) or re.search(r"fp32 params|over fp32", words):
         return "float32"
     quant = str(row.quant or "").lower()
     if "gptq" in quant or "awq" in quant or "fp16" in quant:

@@ -76,10 +76,15 @@ def scenario_of(row: Row) -> Scenario:
 
 
 def _loss_pieces(row: Row) -> int | None:
-    """torchtune's recipes cut head and loss in 8; compiled, each is one kernel."""
+    """torchtune's recipes cut head and loss in 8; compiled, each is one kernel.
+
+    torchtitan compiles its loss, whole, since 2025.
+    """
+    if row.extra.get("compile") and re.fullmatch("torchtitan", str(row.framework)):
+        return int(row.seq)
     if library_of(row) != "torchtune" or not row.seq:
         return None
-    if row.says("optimization flags", "source") and not row.extra.get("chunked_ce"):
+    if not row.extra.get("chunked_ce") and not row.says("Llama 3", "source"):
         return None
     return -(-int(row.seq) // 8)
 
@@ -300,7 +305,9 @@ def _parallelism(row: Row) -> Parallelism:
         return Parallelism(strategy="zero" if own else "ddp", **common)
     if row.zero_stage == 3 and sharded:
         version = 1 if library_of(row) == "litgpt" else 2
-        return Parallelism(strategy="fsdp", fsdp_version=version, **common)
+        # Under a pipeline torchtitan gathers once for all micro-batches.
+        sharding: Any = "gradients" if row.pp > 1 else "full"
+        return Parallelism(strategy="fsdp", fsdp_version=version, fsdp_sharding=sharding, **common)
     if row.zero_stage:
         return Parallelism(strategy="zero", zero_stage=row.zero_stage, **common)
     return Parallelism(strategy="ddp" if row.dp > 1 else "none", **common)

@@ -24,11 +24,13 @@ AFTER_FORWARD = frozenset({Phase.BACKWARD, Phase.OPTIMIZER, Phase.IDLE})
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Elements of what is gathered at once: one block, and what no block holds."""
+    """Bytes of what is gathered at once: one block, and what no block holds."""
 
     block: int
     root: int
     blocks: int
+    trained: int
+    """Trained elements of one block; of all, where nothing repeats."""
 
 
 def fsdp_terms(scenario: Scenario) -> list[Term]:
@@ -90,16 +92,24 @@ def stepped_shards(scenario: Scenario, ranks: int) -> list[TensorSpec]:
 
 def _units(scenario: Scenario) -> _Units:
     """By blocks that repeat; where nothing repeats, the whole model is one unit."""
-    repeated = [b for b in scenario.inventory.blocks if b.repeat > 1]
+    blocks = scenario.inventory.blocks
+    item = compute_bytes(scenario)
+    everything = sum(_gathered_bytes(b, item) * b.repeat for b in blocks)
+    repeated = [b for b in blocks if b.repeat > 1]
     if not repeated or scenario.parallelism.fsdp_units == "model":
-        return _Units(0, scenario.inventory.numel, 0)
+        return _Units(0, everything, 0, scenario.inventory.trainable_numel)
     layers = max(b.repeat for b in repeated)
-    block = sum(_numel(b) for b in repeated if b.repeat == layers)
-    return _Units(block, scenario.inventory.numel - layers * block, layers)
+    unit = [b for b in repeated if b.repeat == layers]
+    block = sum(_gathered_bytes(b, item) for b in unit)
+    trained = sum(t.numel for b in unit for t in b.tensors if t.trainable)
+    return _Units(block, everything - layers * block, layers, trained)
 
 
-def _numel(block: TensorBlock) -> int:
-    return sum(t.numel for t in block.tensors if t.storage_bytes != 0)
+def _gathered_bytes(block: TensorBlock, item: int) -> int:
+    """Quantised weights are gathered as they are packed, the others in the computing type."""
+    return sum(
+        item * t.numel if t.storage_bytes is None else t.storage_bytes for t in block.tensors
+    )
 
 
 def compute_bytes(scenario: Scenario) -> int:
@@ -111,7 +121,6 @@ def compute_bytes(scenario: Scenario) -> int:
 
 
 def _gathered(scenario: Scenario, units: _Units) -> list[Term]:
-    item = compute_bytes(scenario)
     if scenario.parallelism.fsdp_sharding == "none":
         return []
     kept = scenario.parallelism.fsdp_sharding == "gradients"
@@ -120,16 +129,16 @@ def _gathered(scenario: Scenario, units: _Units) -> list[Term]:
         make_term(
             "gathered weights: embedding, last norm, head",
             MemoryClass.COMMUNICATION,
-            [Allocation(item * units.root)],
-            f"{item} B × {units.root:,}",
+            [Allocation(units.root)],
+            f"{units.root:,} B in the computing type",
             FSDP_SOURCE,
             PASSES,
         ),
         make_term(
             "gathered weights of blocks",
             MemoryClass.COMMUNICATION,
-            [Allocation(item * units.block, blocks)],
-            f"{blocks} blocks × {item} B × {units.block:,}",
+            [Allocation(units.block, blocks)],
+            f"{blocks} blocks × {units.block:,} B",
             FSDP_SOURCE,
             PASSES,
         ),
@@ -139,8 +148,8 @@ def _gathered(scenario: Scenario, units: _Units) -> list[Term]:
             make_term(
                 "pieces of the next block, as they are gathered",
                 MemoryClass.COMMUNICATION,
-                [Allocation(item * units.block)],
-                f"{item} B × {units.block:,}",
+                [Allocation(units.block)],
+                f"{units.block:,} B",
                 FSDP_SOURCE,
                 PASSES,
             )
@@ -149,24 +158,16 @@ def _gathered(scenario: Scenario, units: _Units) -> list[Term]:
 
 
 def _gradients(scenario: Scenario, trained: Sequence[TensorSpec], units: _Units) -> list[Term]:
-    item = compute_bytes(scenario)
-    trains_blocks = any(
-        t.trainable for b in scenario.inventory.blocks if b.repeat > 1 for t in b.tensors
-    )
-    if scenario.accumulation > 1 and scenario.parallelism.fsdp_version == 1 and trains_blocks:
-        whole = units.block * units.blocks
-        return [
-            make_term(
-                "gradients of whole units between micro-steps (no_sync)",
-                MemoryClass.GRADIENTS,
-                [Allocation(item * units.block, units.blocks)],
-                f"{item} B × {whole:,}: a flat parameter has one gradient, frozen parts too",
-                FSDP_SOURCE,
-                ALWAYS,
-            )
-        ]
-    reduce_item = 4 if scenario.autocast else item
-    once = units.block or units.root
+    parallelism = scenario.parallelism
+    if units.blocks and units.trained:
+        if scenario.accumulation > 1 and parallelism.fsdp_version == 1:
+            words = "a flat parameter has one gradient, frozen parts too"
+            return [_whole_gradients(units.block, units.blocks, "no_sync", words)]
+        if parallelism.pipeline_parallel > 1:
+            words = "reduced once all micro-batches are through, in the reducing type"
+            item = reduce_bytes(scenario)
+            return [_whole_gradients(item * units.trained, units.blocks, "pipeline", words)]
+    item, reduced = compute_bytes(scenario), reduce_bytes(scenario)
     return [
         make_term(
             "shards of the gradients",
@@ -179,9 +180,25 @@ def _gradients(scenario: Scenario, trained: Sequence[TensorSpec], units: _Units)
         make_term(
             "gradients of one block, and what is reduced of them",
             MemoryClass.COMMUNICATION,
-            [Allocation(item * once), Allocation(reduce_item * once)],
-            f"({item} + {reduce_item}) B × {once:,}",
+            [Allocation(item * units.trained), Allocation(reduced * units.trained)],
+            f"({item} + {reduced}) B × {units.trained:,}",
             FSDP_SOURCE,
             BACKWARD,
         ),
     ]
+
+
+def reduce_bytes(scenario: Scenario) -> int:
+    """Bytes of an element on its way to its shard: float32 under mixed precision."""
+    return 4 if scenario.autocast else compute_bytes(scenario)
+
+
+def _whole_gradients(each: int, blocks: int, why: str, words: str) -> Term:
+    return make_term(
+        f"gradients of whole units between micro-steps ({why})",
+        MemoryClass.GRADIENTS,
+        [Allocation(each, blocks)],
+        f"{blocks} blocks × {each:,} B: {words}",
+        FSDP_SOURCE,
+        ALWAYS,
+    )

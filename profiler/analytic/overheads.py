@@ -74,7 +74,7 @@ def reserved_band(allocated: int, growing: int = 0) -> Band:
             they leave are too small for the next ones, and stay cached.
     """
     low, usual, high = (int(allocated * factor) for factor in SLACK)
-    if growing * 10 < allocated:
+    if growing * 4 < allocated:
         return Band(low, usual, high)
     return Band(low + growing * 6 // 10, low + growing * 9 // 10, low + growing * 12 // 10)
 
