@@ -86,9 +86,15 @@ def count(value: int | None) -> str:
 
 
 def percent(ratio: float | None, *, signed: bool = False) -> str:
-    """A ratio as a percentage: ``0.012`` is ``1.2 %``. What rounds to zero has no sign."""
+    """A ratio as a percentage: ``0.012`` is ``1.2 %``. What rounds to zero has no sign.
+
+    A ratio of ten or more says only that the one was next to nothing beside the other, and is not
+    written out.
+    """
     if ratio is None:
         return UNKNOWN
+    if abs(ratio) >= 10:
+        return "> 999 %" if ratio > 0 else "< −999 %"
     points = abs(ratio) * 100
     number = f"{points:.0f}" if points >= 100 else f"{points:.1f}"
     if float(number) == 0:

@@ -19,6 +19,17 @@ from vramscope.storage.records import (
 )
 
 
+def predicted_beside(prediction: PredictionRecord, step: StepRecord | None) -> MemoryUse:
+    """The predicted books to hold against the measured peak of a step.
+
+    A prediction that knows every phase says its own peak. One that does not knows no peak: then it
+    is the phase in which the measured one lies, with what is unknown there left unknown.
+    """
+    if prediction.peak_phase is None and step is not None and step.peak_phase is not None:
+        return prediction.phases.get(step.peak_phase, prediction.peak)
+    return prediction.peak
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOverview:
     """One device of a run: its fullest step, its last step and what was predicted for it."""

@@ -13,6 +13,7 @@ from .charts import measured_beside_predicted as bars
 from .device_blocks import device_table
 from .device_use import device_uses, why_unknown
 from .format import CLASS_LABELS, PHASE_LABELS, md, plain, size, unit_for
+from .overview import predicted_beside
 from .run_modules import modules_at
 
 TERMS_SHOWN = 200
@@ -24,7 +25,7 @@ def measured_beside_predicted(view: data.DeviceView) -> None:
     if view.peak is None:
         st.caption("No step has ended yet.")
         return
-    predicted = None if view.analytic is None else view.analytic.peak
+    predicted = None if view.analytic is None else predicted_beside(view.analytic, view.peak)
     figure = bars(
         view.peak.peak, predicted, state.dark(), capacity=view.device.total_bytes, legend=False
     )

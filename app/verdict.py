@@ -13,6 +13,8 @@ Setting = str | int | float | bool | None
 _SAME_WITHIN = 0.001
 _WORTH_NAMING = 0.1
 _MOST_SETTINGS = 3
+_HOLD_NOTHING = frozenset({"lr", "weight_decay"})
+"""Settings that hold no memory: named last, if there is room."""
 _PARTS = tuple(line for line in MEMORY_LINES if line not in ("allocated", "reserved"))
 
 
@@ -104,9 +106,10 @@ def _cached_clause(b_name: str, a: MemoryUse, b: MemoryUse) -> str:
 def _settings_clause(differing: Mapping[str, tuple[Setting, Setting]]) -> str:
     if not differing:
         return "no recorded setting differs"
+    telling = sorted(differing, key=lambda name: name in _HOLD_NOTHING)[:_MOST_SETTINGS]
     shown = [
         f"{name} {_value(before)} → {_value(after)}"
-        for name, (before, after) in list(differing.items())[:_MOST_SETTINGS]
+        for name, (before, after) in ((name, differing[name]) for name in telling)
     ]
     rest = len(differing) - len(shown)
     more = f" and {rest} more" if rest else ""

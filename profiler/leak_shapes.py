@@ -137,4 +137,4 @@ def _words(found: Leftover) -> str:
         return words
     shown = ", ".join(found.modules[:_NAMED])
     others = ", …" if len(found.modules) > _NAMED else ""
-    return f"{words} (made in {shown}{others})"
+    return f"{words} (made in module {shown}{others})"

@@ -43,7 +43,15 @@ def test_differences_have_a_sign_and_nothing_has_none() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(None, UNKNOWN), (0.0123, "+1.2 %"), (-0.5, "−50.0 %"), (0.0001, "0.0 %"), (12.0, "+1200 %")],
+    [
+        (None, UNKNOWN),
+        (0.0123, "+1.2 %"),
+        (-0.5, "−50.0 %"),
+        (0.0001, "0.0 %"),
+        (9.5, "+950 %"),
+        (12.0, "> 999 %"),
+        (-12.0, "< −999 %"),
+    ],
 )
 def test_percentages(ratio: float | None, text: str) -> None:
     assert percent(ratio, signed=True) == text

@@ -237,7 +237,7 @@ def test_without_plotly_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "plotly", None)
     shown = vramscope("export", RUN, "-o", tmp_path / "x.html", "--db", recorded(steps=1))
     assert shown.code == 13
-    assert "pip install 'vramscope[dashboard]'" in shown.err
+    assert "pip install '.[dashboard]'" in shown.err
     assert not (tmp_path / "x.html").exists()
     assert vramscope("export", RUN, "--db", tmp_path / "runs.db").code == 0
     json.loads(vramscope("export", RUN, "--db", tmp_path / "runs.db").out)

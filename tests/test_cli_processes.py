@@ -101,7 +101,7 @@ def test_without_streamlit_the_extra_is_named(
     monkeypatch.setattr(processes.importlib.util, "find_spec", hidden)
     shown = vramscope(*command, "--db", tmp_path / "x.db")
     assert shown.code == ExtraMissing.exit_code
-    assert "pip install 'vramscope[dashboard]'" in shown.err
+    assert "pip install '.[dashboard]'" in shown.err
 
 
 def test_a_child_is_stopped_when_its_block_ends() -> None:

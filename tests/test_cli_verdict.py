@@ -58,3 +58,15 @@ def test_a_setting_only_one_run_has_is_paired_with_unknown() -> None:
         "optimizer": ("SGD", None),
         "momentum": (None, 0.9),
     }
+
+
+def test_settings_that_hold_no_memory_are_named_last() -> None:
+    differing: dict[str, tuple[object, object]] = {
+        "optimizer": ("AdamW", "SGD"),
+        "lr": (0.001, 0.05),
+        "weight_decay": (0.01, 0.0),
+        "momentum": (None, 0.9),
+        "micro_batch": (4, 2),
+    }
+    sentence = verdict("a", "b", MemoryUse(allocated=10), MemoryUse(allocated=5), differing)  # type: ignore[arg-type]
+    assert "optimizer AdamW → SGD, momentum — → 0.9, micro_batch 4 → 2 and 2 more" in sentence

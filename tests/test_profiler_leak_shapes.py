@@ -105,9 +105,9 @@ def test_memory_without_a_class_is_named_by_what_no_census_counts() -> None:
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        (("head",), "1 tensor of 64×256 float32 (made in head)"),
-        (("h.0", "h.1"), "1 tensor of 64×256 float32 (made in h.0, h.1)"),
-        (("h.0", "h.1", "h.2"), "1 tensor of 64×256 float32 (made in h.0, h.1, …)"),
+        (("head",), "1 tensor of 64×256 float32 (made in module head)"),
+        (("h.0", "h.1"), "1 tensor of 64×256 float32 (made in module h.0, h.1)"),
+        (("h.0", "h.1", "h.2"), "1 tensor of 64×256 float32 (made in module h.0, h.1, …)"),
     ],
 )
 def test_the_modules_that_made_them_are_named(modules: tuple[str, ...], said: str) -> None:
@@ -144,5 +144,5 @@ def test_a_real_leak_names_its_tensors(store_path: Path) -> None:
         events = reader.events(reader.runs().rows[0].info.id)
     leaks = [e.message for e in events if e.kind is EventKind.LEAK]
     assert leaks
-    said = "; each step leaves 1 tensor of 64×48 float32 (made in 2)"
+    said = "; each step leaves 1 tensor of 64×48 float32 (made in module 2)"
     assert all(m.endswith(said) for m in leaks)

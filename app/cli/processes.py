@@ -118,7 +118,7 @@ def dashboard(url: str, port: int) -> Child:
     if missing:
         raise ExtraMissing(
             f"The dashboard needs {', '.join(missing)}, which this Python does not have. "
-            "Install it with: pip install 'vramscope[dashboard]'"
+            "Install vramscope with its dashboard: in a clone of it, pip install '.[dashboard]'"
         )
     check_port(port)
     return Child(*command(url, port), quiet=True)

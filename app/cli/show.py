@@ -13,7 +13,7 @@ from vramscope.storage.records import Event, MemoryUse, Phase, PredictionMethod,
 from ..device_blocks import device_lines
 from ..device_use import device_uses
 from ..format import DEVICE_LABELS, PHASE_LABELS, STATUS_LABELS, UNKNOWN, duration, setting, size
-from ..overview import DeviceOverview, RunOverview, differences, overview
+from ..overview import DeviceOverview, RunOverview, differences, overview, predicted_beside
 from ..reports.instants import iso, iso_of_ns
 from ..reports.run_json import (
     device_mapping,
@@ -84,7 +84,12 @@ def _device(console: Console, device: DeviceOverview) -> None:
         say(console, "No step has been recorded yet.")
     peak, end = _titles(device)
     records = device.predictions
-    _books(console, peak, device.peak_use, {p.method: p.peak for p in records})
+    _books(
+        console,
+        peak,
+        device.peak_use,
+        {p.method: predicted_beside(p, device.peak) for p in records},
+    )
     if device.last is not None:
         ends = {p.method: p.phases[Phase.IDLE] for p in records if Phase.IDLE in p.phases}
         _books(console, end, device.end_use, ends)

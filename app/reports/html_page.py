@@ -30,7 +30,7 @@ class PlotlyMissingError(ModuleNotFoundError):
     def __init__(self) -> None:
         super().__init__(
             "The HTML report needs plotly, which this Python does not have. "
-            "Install it with: pip install 'vramscope[dashboard]'"
+            "Install vramscope with its dashboard: in a clone of it, pip install '.[dashboard]'"
         )
 
 

@@ -43,7 +43,7 @@ from ..format import (
     percent,
     size,
 )
-from ..overview import DeviceOverview, RunOverview, overview
+from ..overview import DeviceOverview, RunOverview, overview, predicted_beside
 from .html_page import Figures, figure_place, page
 from .html_step import step_inside
 from .html_tables import terms_table
@@ -218,7 +218,7 @@ def _device(reader: RunReader, found: RunOverview, device: DeviceOverview, figur
     if device.peak is None:
         return '<p class="note">No step has been recorded yet.</p>'
     prediction = device.prediction(PredictionMethod.ANALYTIC)
-    predicted = None if prediction is None else prediction.peak
+    predicted = None if prediction is None else predicted_beside(prediction, device.peak)
     table = reader.steps(found.run.id, number, max_rows=CHART_ROWS)
     capacity = device.device.total_bytes
     events = _shareable(e for e in found.events if e.device in (None, number))
