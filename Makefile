@@ -69,7 +69,7 @@ unit: $(DEV_STAMP) ## The tests that need no browser (ARGS='-k words')
 browser: $(DEV_STAMP) ## The tests that drive a real Chromium
 	$(PYTEST) -m browser $(ARGS)
 
-examples: $(RUNTIME_STAMP) ## Run every example
+examples: $(DEV_STAMP) ## Run every example, most of them on two processes
 	@$(BIN)/python examples/run_all.py
 
 benchmarks: $(RUNTIME_STAMP) ## Measure what the hook costs; writes benchmarks/results/

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Discovery:
         run_name: As for :class:`~vramscope.profiler.MemoryProfiler`.
         store: As for :class:`~vramscope.profiler.MemoryProfiler`.
         config: As for :class:`~vramscope.profiler.MemoryProfiler`.
+        optimizers: Those that were made before.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class Discovery:
         run_name: str | None = None,
         store: str | Path | None = None,
         config: ProfilerConfig | None = None,
+        optimizers: Iterable[Optimizer] = (),
     ) -> None:
         self._arguments: dict[str, Any] = {
             "run_name": run_name,
             "store": store,
             "config": config,
         }
-        self._made: list[weakref.ref[Optimizer]] = []
+        self._made = [weakref.ref(optimizer) for optimizer in optimizers]
         self._depth = 0
         self._handles: list[Any] = []
         self._init = Optimizer.__init__
@@ -79,6 +82,12 @@ class Discovery:
         self._handles = []
         if Optimizer.__init__ is getattr(self, "_patched", None):
             Optimizer.__init__ = self._init  # type: ignore[method-assign]
+
+    def finish(self) -> None:
+        """Stops looking, and closes the run that was found."""
+        self.remove()
+        if self.profiler is not None:
+            self.profiler.finish(None)
 
     def _called(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
