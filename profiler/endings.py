@@ -1,4 +1,7 @@
-"""How a run ends: recognised by the type of the error, never by its text."""
+"""How a run ends, recognised by the type of the error.
+
+Only torch's CPU allocator has no type of its own for running out: it is known by its fixed words.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from pathlib import Path
 import torch
 from vramscope.storage.records import RunStatus
 
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
-"""What torch and Python raise when there is no memory left."""
+_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+# As c10/core/impl/alloc_cpu.cpp writes them, in a plain RuntimeError.
+_ON_CPU = re.compile(
+    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): "
+    r"you tried to allocate (\d+) bytes"
+)
 
 # As c10/cuda/CUDACachingAllocator.cpp of torch 2.7 to 2.14 writes them.
 _SIZE = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)\b")
@@ -32,11 +39,18 @@ def ending_of(error: BaseException | None) -> tuple[RunStatus, str | None]:
     return RunStatus.FAILED, text
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this very error says that there is no memory left."""
+    if isinstance(error, _OUT_OF_MEMORY):
+        return True
+    return type(error) is RuntimeError and _ON_CPU.search(str(error)) is not None
+
+
 def out_of_memory_behind(error: BaseException | None) -> BaseException | None:
     """The running out of memory that an error is, or was raised because of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, OUT_OF_MEMORY):
+        if is_out_of_memory(error):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
@@ -48,15 +62,18 @@ class Request:
     """The allocation that there was no memory for, as far as the error's text tells it."""
 
     bytes: int | None = None
-    """To three digits or so: torch rounds it for reading."""
+    """To three digits or so on a GPU: torch rounds it for reading."""
     device: torch.device | None = None
 
 
 def request_of(error: BaseException) -> Request:
     """Reads off an out-of-memory error of torch's allocator what was asked for, and where."""
+    text = str(error)
+    on_cpu = _ON_CPU.search(text) if type(error) is RuntimeError else None
+    if on_cpu is not None:
+        return Request(int(on_cpu[1]), torch.device("cpu"))
     if not isinstance(error, torch.OutOfMemoryError):
         return Request()
-    text = str(error)
     size, card = _SIZE.search(text), _CARD.search(text)
     return Request(
         None if size is None else round(float(size[1]) * _UNITS[size[2]]),

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from .endings import OUT_OF_MEMORY
+from .endings import is_out_of_memory
 from .frameworks.deepspeed import is_engine, optimizer_of
 from .frameworks.wrappers import unwrapped
 from .storages import is_traced
@@ -138,7 +138,7 @@ class Hooks:
         if torch.compiler.is_compiling():
             return
         error = sys.exc_info()[1]  # torch calls this hook while an error passes, too
-        if isinstance(error, OUT_OF_MEMORY):
+        if error is not None and is_out_of_memory(error):
             self._tell(self._listener.out_of_memory, error)
         self._tell(self._listener.forward_ends, module)
 
@@ -169,8 +169,9 @@ class Hooks:
             self._tell(self._listener.backward_begins, t_outputs)
             try:
                 return engine(t_outputs, *args, **kwargs)
-            except OUT_OF_MEMORY as error:
-                self._tell(self._listener.out_of_memory, error)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._tell(self._listener.out_of_memory, error)
                 raise
             finally:
                 accumulates = bool(kwargs.get("accumulate_grad", True))
@@ -191,8 +192,9 @@ class Hooks:
             self._engine_works_back = True
             try:
                 return backward(loss, *args, **kwargs)
-            except OUT_OF_MEMORY as error:
-                self._tell(self._listener.out_of_memory, error)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._tell(self._listener.out_of_memory, error)
                 raise
             finally:
                 self._engine_works_back = False

@@ -10,7 +10,7 @@ from torch import nn
 from vramscope.profiler import MemoryProfiler, ProfilerConfig
 from vramscope.profiler.endings import Request, out_of_memory_behind, request_of
 from vramscope.storage.reader import RunReader
-from vramscope.storage.records import EventKind
+from vramscope.storage.records import EventKind, Phase, RunStatus
 
 SAID = (
     "CUDA out of memory. Tried to allocate {size}. GPU {card} has a total capacity of 79.15 GiB of "
@@ -47,6 +47,30 @@ def test_what_was_asked_for_is_read_off_the_error(size: str, bytes_: int | None)
 )
 def test_what_it_does_not_say_is_unknown(error: BaseException) -> None:
     assert request_of(error) == Request()
+
+
+def test_the_cpu_allocator_is_known_by_its_words(store_path: Path) -> None:
+    """It has no error type of its own; here it really runs out."""
+
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.empty(10**13)
+
+    model = nn.Sequential(nn.Linear(4, 4), Asks())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        with MemoryProfiler(model, optimizer, store=store_path):
+            model(torch.ones(2, 4)).sum().backward()
+
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        train()
+    with RunReader(store_path) as reader:
+        run = reader.runs().rows[0].info
+        (event,) = [e for e in reader.events(run.id) if e.kind is EventKind.OOM]
+    assert run.status is RunStatus.OUT_OF_MEMORY
+    assert event.bytes == 4 * 10**13
+    assert event.phase is Phase.FORWARD
 
 
 def test_the_error_behind_another_is_asked() -> None:
