@@ -22,6 +22,7 @@ from vramscope.profiler.analytic import (
 )
 from vramscope.profiler.analytic.inference import InferenceSpec
 from vramscope.profiler.analytic.overheads import device_band
+from vramscope.profiler.analytic.serving import server_split
 
 SHORT_PROMPT, LITGPT_TOKENS = 16, 50
 """LitGPT's generate: a short sentence as prompt, and 50 new tokens where nothing else is said."""
@@ -32,7 +33,11 @@ def dtype_of(row: Row) -> str:
     """Type of the weights that are not quantised."""
     words = str(row.precision or "").lower()
     titan = row.says("torchtitan", "framework")  # its weights are float32, whatever it computes in
-    if titan or re.match(r"fp32|float32", words) or re.search(r"fp32 params|over fp32", words):
+    if (
+        titan
+        or re.match(r"fp32|float32", words)
+        or re.search(r"fp32 params|over fp32|(?<!no )amp$", words)
+    ):
         return "float32"
     quant = str(row.quant or "").lower()
     if "gptq" in quant or "awq" in quant or "fp16" in quant:
@@ -124,9 +129,10 @@ def _one_byte(tensor: TensorSpec, row: Row) -> TensorSpec:
 def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture | None:
     """The row's decoder by its sizes; nothing where they are not all given."""
     a, kind = row.arch, family_of(row.arch)
-    if not all(a.get(name) for name in ("layers", "hidden", "heads", "ffn", "vocab")):
+    needed = ("layers", "hidden", "heads", "ffn") + (("vocab",) if kind != "vit" else ())
+    if not all(a.get(name) for name in needed):
         return None
-    layer = kind in ("bert", "phi", "gptneox", "falcon", "opt", "mpt", "gpt_bigcode", "gpt2")
+    layer = kind in ("bert", "vit", "phi", "gptneox", "falcon", "opt", "mpt", "gpt_bigcode", "gpt2")
     residual: Literal["none", "one norm", "two norms"] = "none"
     if kind in ("phi", "falcon"):
         residual = "one norm"
@@ -134,6 +140,7 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
         residual = "two norms"
     own = {
         "bert": "bert",
+        "vit": "bert",
         "qwen2": "qwen2",
         "qwen3": "qwen3",
         "mistral": "mistral",
@@ -147,13 +154,13 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
         kv_heads=a.get("kv_heads") or a["heads"],
         head_dim=a.get("head_dim"),
         intermediate=a["ffn"] // 2 if kind == "qwen1" and a["ffn"] > 4 * a["hidden"] else a["ffn"],
-        vocabulary=a["vocab"],
+        vocabulary=a.get("vocab") or 1,
         positions=512 if kind == "bert" else max(2048, row.seq or 0),
         activation=_activation(kind),  # type: ignore[arg-type]
         tied=bool(a.get("tied_embeddings")),
-        attention_bias=kind in ("bert", "phi", "gptneox", "qwen2", "qwen1"),
-        output_bias=kind in ("bert", "phi", "gptneox"),
-        mlp_bias=kind in ("bert", "phi", "gptneox"),
+        attention_bias=kind in ("bert", "vit", "phi", "gptneox", "qwen2", "qwen1"),
+        output_bias=kind in ("bert", "vit", "phi", "gptneox"),
+        mlp_bias=kind in ("bert", "vit", "phi", "gptneox"),
         residual_dropout=0.1 if kind == "bert" else 0.0,
         embedding_dropout=0.1 if kind == "bert" else 0.0,
         attention_dropout=0.1 if kind == "bert" else 0.0,
@@ -167,10 +174,13 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
     )
 
 
+GELU = ("bert", "vit", "phi", "gptneox", "falcon", "mpt", "gpt_bigcode")
+
+
 def _activation(kind: str) -> str:
     if kind in ("gemma", "gemma2"):
         return "gelu_tanh"
-    return "gelu" if kind in ("bert", "phi", "gptneox", "falcon", "mpt", "gpt_bigcode") else "silu"
+    return "gelu" if kind in GELU else "silu"
 
 
 def answer_weights(row: Row) -> Answer:
@@ -204,11 +214,33 @@ def answer_inference(row: Row) -> Answer:
     """
     if row.quantity == "parameters" or row.says("weight shard|to.cuda", "measured"):
         return answer_weights(row)
-    if row.quantity in ("activations", "none"):
-        raise Unanswered(f"{row.quantity} of a server: not modelled")
+    if row.quantity in ("activations", "kv_cache"):
+        return _server(row)
+    if row.quantity == "none":
+        raise Unanswered("a server's graphs and libraries: not modelled")
     scenario = _scenario(row)
     prediction = predict(scenario)
     return _asked(row, prediction)
+
+
+def _server(row: Row) -> Answer:
+    """A part of what a server's start-up log says.
+
+    Raises:
+        Unanswered: The GPU's memory, the share of it, or the vocabulary is not given.
+    """
+    memory = re.search(r"([\d.]+) GiB", str(row.gpu or ""))
+    share, vocabulary = row.extra.get("gpu_memory_utilization"), row.arch.get("vocab")
+    if not (memory and share and vocabulary):
+        raise Unanswered("a server: its GPU's memory or its vocabulary is not given")
+    split = server_split(
+        weights=int(answer_weights(row).predicted),
+        vocabulary=vocabulary,
+        capacity=int(float(memory[1]) * 2**30),
+        gpu=str(row.gpu),
+        utilization=share,
+    )
+    return Answer(split.kv_cache if row.quantity == "kv_cache" else split.activation_peak)
 
 
 def _scenario(row: Row) -> Scenario:

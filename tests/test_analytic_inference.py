@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from vramscope.profiler.analytic import BatchShape, DecoderArchitecture, Scenario, predict
 from vramscope.profiler.analytic.inference import InferenceSpec
+from vramscope.profiler.analytic.serving import largest_batch, server_split
 from vramscope.storage.records import Phase
 
 GIB = 2**30
@@ -119,3 +120,12 @@ def test_a_growing_cache_leaves_blocks_behind() -> None:
     assert grown is not None
     assert made is not None
     assert grown.usual - made.usual > 10 * GIB
+
+
+def test_a_server_keeps_for_its_cache_what_weights_and_sampler_leave() -> None:
+    split = server_split(
+        weights=16 * GIB, vocabulary=128_256, capacity=79 * GIB, gpu="H100", utilization=0.9
+    )
+    assert split.activation_peak == 1024 * 128_256 * 38
+    assert split.weights + split.activation_peak + split.kv_cache == int(79 * GIB * 0.9)
+    assert largest_batch(80 * GIB, "NVIDIA A100-SXM4-80GB") == 256
