@@ -85,6 +85,9 @@ STYLE = (
 @media (max-width: 560px) { .vs-table { font-size: .82rem; }
   .vs-table th, .vs-table td { padding-right: .45rem; } }
 .vs-quiet { opacity: .7; }
+.vs-change { line-height: 1.4; }
+.vs-change .vs-quiet { font-size: .88rem; }
+.vs-change .w { white-space: nowrap; }
 .vs-verdict { border-left: 4px solid #0072B2; padding: .5rem .9rem; font-size: 1.08rem;
   line-height: 1.45; overflow-wrap: anywhere; background: rgba(128,140,160,.10);
   border-radius: 0 .5rem .5rem 0; }

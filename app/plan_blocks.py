@@ -186,11 +186,13 @@ def gpu_table(fits: Sequence[Fit], focus: str) -> str:
 def change_line(change: Change) -> str:
     """One change: what, how much less, its price, and where it would then fit."""
     remedy = change.remedy
-    where = "" if change.fits_from is None else f" · then fits from {text(change.fits_from.name)}"
+    where = ""
+    if change.fits_from is not None:
+        where = f" · then fits from <span class='w'>{text(change.fits_from.name)}</span>"
     return (
-        f"<div><strong>{size(-remedy.saved_bytes)}</strong> "
-        f'&ensp;{text(remedy.change)}<br><span class="vs-quiet">price: {text(remedy.price)}'
-        f"{where}</span></div>"
+        f'<div class="vs-change"><strong>{size(-remedy.saved_bytes)}</strong>'
+        f"&ensp;{text(remedy.change)}"
+        f'<div class="vs-quiet">price: {text(remedy.price)}{where}</div></div>'
     )
 
 

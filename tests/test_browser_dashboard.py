@@ -231,6 +231,22 @@ def _rgb(colour: str) -> tuple[int, ...]:
     return tuple(int(float(v)) for v in re.findall(r"[\d.]+", colour)[:3])
 
 
+def test_the_plan_is_drawn_anew_in_place_when_a_control_moves(page: Any, site: str) -> None:
+    page.goto(f"{site}/plan")
+    drawn(page)
+    page.eval_on_selector(CHART, "e => { e.dataset.mine = '1'; }")
+    before = page.url
+
+    page.get_by_role("spinbutton", name="Micro-batch").fill("3")
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: url != before, timeout=20_000)
+    page.get_by_text("No", exact=True).first.wait_for(timeout=20_000)
+
+    assert page.eval_on_selector(CHART, "e => e.dataset.mine") == "1"
+    assert page.foreign == []
+    assert page.problems == []
+
+
 def test_a_narrow_page_does_not_scroll_sideways(page: Any, site: str, filled: None) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(f"{site}/run?run=aaaa00000001")
