@@ -167,7 +167,7 @@ def test_bad_file_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
 
 
 def test_missing_file_is_a_value_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="there is no such file"):
         read_scenario_file(tmp_path / "absent.yaml")
 
 

@@ -69,6 +69,11 @@ def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: there is no such file (a model's name on a hub is not looked up, nothing is "
+            "fetched: give the path of its config.json)"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
     except (json.JSONDecodeError, yaml.YAMLError) as error:
