@@ -24,6 +24,8 @@ BESIDE = "Allocator’s slack and CUDA context"
 """What a process needs of a GPU beside its tensors."""
 
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt", "step end": "end"}
+_BESIDE_UP_TO = 0.5
+"""A context that is larger than this part of the peak, as of a toy, is not drawn."""
 _CAPACITY_FROM = 0.3
 """From this part of the capacity on, its line is in the picture."""
 
@@ -138,12 +140,18 @@ def _placed(planned: Sequence[PlannedBars]) -> list[_Bar]:
                     total=use.attributed if use.allocated is None else use.allocated,
                     known=use.allocated is not None,
                     peak=peak,
-                    beside=(scenario.beside or 0) if peak else 0,
+                    beside=_drawn_beside(scenario) if peak else 0,
                 )
             )
             x += 1
         x += 0.6
     return bars
+
+
+def _drawn_beside(scenario: PlannedBars) -> int:
+    """What is drawn over the highest bar: nothing where it would hide what is under it."""
+    beside, highest = scenario.beside or 0, scenario.phases[scenario.peak].allocated or 0
+    return beside if beside <= _BESIDE_UP_TO * highest else 0
 
 
 def _class(name: str, bars: Sequence[_Bar], unit: Unit, dark: bool) -> Trace:

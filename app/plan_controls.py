@@ -11,7 +11,7 @@ from . import plan_state
 from .format import md, plain
 from .plan_files import LARGEST_FILE, PASTED, read_files
 from .plan_presets import PRESETS
-from .plan_settings import AS_GIVEN, CHOICES, Choice, Number, model_name, with_preset
+from .plan_settings import CHOICES, Choice, Number, model_name, with_preset
 from .plan_state import Name
 
 _WIDTH = 176
@@ -58,7 +58,7 @@ def _choice(name: Name, scenario: Scenario, control: Choice) -> None:
 
     def change() -> None:
         word = st.session_state[key]
-        if word != AS_GIVEN:
+        if word in control.words(scenario):
             _try(name, lambda: control.write(scenario, word))
 
     st.selectbox(
@@ -67,6 +67,7 @@ def _choice(name: Name, scenario: Scenario, control: Choice) -> None:
         key=key,
         on_change=change,
         help=control.help,
+        format_func=plain,
         width=_WIDTH,
         disabled=len(words) == 1,
     )

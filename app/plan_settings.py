@@ -12,7 +12,7 @@ from vramscope.profiler.analytic.optimizers import OptimizerName
 from .plan_presets import PRESETS, preset_of
 
 AS_GIVEN = "as given"
-"""What stands in a control whose setting is none of its choices."""
+"""What a control says, perhaps after a name, whose setting is none of its choices."""
 
 _DEFAULT_SEQUENCE = 2048
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -23,8 +23,8 @@ _EVERY = ("all-linear",)
 class Choice:
     """A setting with a few values that have words.
 
-    ``read`` gives the present word, :data:`AS_GIVEN` where there is none; ``write`` makes the
-    scenario with another word, and raises ``ValueError`` in words where that cannot be.
+    ``read`` gives the present word, one that ends in :data:`AS_GIVEN` where there is none;
+    ``write`` makes the scenario with another word, and raises ``ValueError`` where that cannot be.
     """
 
     name: str
@@ -176,7 +176,8 @@ def _optimizer(scenario: Scenario) -> str:
         full = {**_STEP, **said}
         if present == {(full["name"], full["implementation"], full["momentum"])}:
             return word
-    return AS_GIVEN
+    names = dict.fromkeys(s.class_name or s.name for s in scenario.optimizers)
+    return f"{' and '.join(names)}, {AS_GIVEN}"
 
 
 def _with_optimizer(scenario: Scenario, word: str) -> Scenario:
@@ -193,7 +194,9 @@ _TRAINED: Mapping[str, LoraSpec | None] = {
 
 
 def _trained(scenario: Scenario) -> str:
-    return next((w for w, spec in _TRAINED.items() if spec == scenario.lora), AS_GIVEN)
+    lora = scenario.lora
+    given = "" if lora is None else f"LoRA {lora.rank}, {AS_GIVEN}"
+    return next((w for w, spec in _TRAINED.items() if spec == lora), given)
 
 
 def _with_trained(scenario: Scenario, word: str) -> Scenario:
@@ -215,7 +218,12 @@ def _with_batch_field(field: str) -> Callable[[Scenario, int], Scenario]:
 
 # -- devices ----------------------------------------------------------------------------------
 
-_ONE = {"strategy": "none", "world_size": 1, "rank": 0, "zero_stage": 0, "replicas": 1} | {
+_ONE: Mapping[str, Any] = {
+    "strategy": "none",
+    "world_size": 1,
+    "rank": 0,
+    "zero_stage": 0,
+    "replicas": 1,
     "sequence_parallel": 1,
     "context_parallel": 1,
 }

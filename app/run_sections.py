@@ -181,7 +181,7 @@ def prediction_terms(prediction: PredictionRecord) -> None:
             },
         )
     if prediction.not_modelled:
-        listed = ", ".join(md(name) for name in prediction.not_modelled)
+        listed = ", ".join(md(name, 400) for name in prediction.not_modelled)
         st.caption(f"Not modelled: {listed}.")
 
 

@@ -147,7 +147,9 @@ def test_settings_without_a_word_are_as_given() -> None:
         lora=LoraSpec(rank=3),
     )
     words = {c.name: c.read(odd) for c in CHOICES}
-    assert words["precision"] == words["optimizer"] == words["trained"] == AS_GIVEN
+    assert words["precision"] == AS_GIVEN
+    assert words["optimizer"] == f"sgd, {AS_GIVEN}"
+    assert words["trained"] == f"LoRA 3, {AS_GIVEN}"
 
 
 def test_another_model_keeps_how_it_is_trained() -> None:
@@ -282,6 +284,11 @@ def test_a_far_capacity_is_named_and_not_drawn() -> None:
 def test_unknown_totals_are_at_least() -> None:
     figure = planned_phases([bars_of(UNKNOWN, beside=None)], None)
     assert any(a["text"].startswith("≥") for a in figure["layout"]["annotations"])
+    assert not any(t["name"] == BESIDE for t in figure["data"])
+
+
+def test_a_context_that_would_hide_the_tensors_is_not_drawn() -> None:
+    figure = planned_phases([bars_of(SMALL, beside=2**40)], None)
     assert not any(t["name"] == BESIDE for t in figure["data"])
 
 
