@@ -8,7 +8,7 @@ is said by the readers of :mod:`.frameworks`, who are asked first.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -122,8 +122,12 @@ class Census:
         self._volatile = True
 
     def devices(self) -> list[torch.device]:
-        """Devices that hold parameters, accelerators first; from the last count."""
-        found = [d for d, held in self.held().items() if MemoryClass.PARAMETERS in held.classes]
+        """Devices that hold parameters, or compute with offloaded ones, accelerators first."""
+        found = [
+            device
+            for device, held in self.held().items()
+            if MemoryClass.PARAMETERS in held.classes or held.host or held.nvme
+        ]
         return sorted(
             (d for d in found if d.type in ("cuda", "cpu")),
             key=lambda d: (d.type == "cpu", d.index or 0),
@@ -218,8 +222,11 @@ class Census:
                 reader.claim(unclaimed)
 
     def _claims(self) -> Iterator[_Claim]:
+        offloaded: dict[int, torch.device] = {}
         for reader in self._readers:
             for kept in reader.tensors():
+                if kept.host_for is not None:
+                    offloaded |= {s._cdata: kept.host_for for s in storages_of(kept.tensor)}
                 self._volatile |= kept.tensor.layout is not torch.strided
                 yield _Claim(kept.tensor, kept.memory_class, kept.master, host_for=kept.host_for)
         parameters = list(alive(self._parameters))
@@ -232,23 +239,25 @@ class Census:
             self._volatile |= gradient.layout is not torch.strided
             yield _Claim(gradient, MemoryClass.GRADIENTS)
         for optimizer in alive(self._optimizers):
-            yield from self._state_of(optimizer)
+            yield from self._state_of(optimizer, offloaded)
         for model in alive(self._models):
             for buffer in model.buffers():
                 yield _Claim(buffer, MemoryClass.BUFFERS)
 
-    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[_Claim]:
+    def _state_of(
+        self, optimizer: torch.optim.Optimizer, offloaded: Mapping[int, torch.device]
+    ) -> Iterator[_Claim]:
         for owner, state in optimizer.state.items():
+            host = _host_of(owner, offloaded) if offloaded else None
             values = state.values() if isinstance(state, dict) else (state,)
             for value in values:
                 if isinstance(value, torch.Tensor):
-                    yield _Claim(
-                        value, MemoryClass.OPTIMIZER_STATE, paged_for=_paged_for(value, owner)
-                    )
+                    paged = _paged_for(value, owner)
+                    yield _Claim(value, MemoryClass.OPTIMIZER_STATE, False, paged, host)
                 elif isinstance(value, (list, tuple, dict, set)):
                     self._volatile = True  # grows inside one entry, as LBFGS's history does
                     for tensor in tensors_in(value):
-                        yield _Claim(tensor, MemoryClass.OPTIMIZER_STATE)
+                        yield _Claim(tensor, MemoryClass.OPTIMIZER_STATE, host_for=host)
 
 
 class _Claim(NamedTuple):
@@ -266,6 +275,13 @@ def _gradients_of(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         for gradient in (parameter.grad, getattr(parameter, "main_grad", None)):
             if gradient is not None:
                 yield gradient
+
+
+def _host_of(owner: object, offloaded: Mapping[int, torch.device]) -> torch.device | None:
+    """The device whose parameter this is, where it lies in the host's memory: so does its state."""
+    if not isinstance(owner, torch.Tensor):
+        return None
+    return next((offloaded.get(storage._cdata) for storage in storages_of(owner)), None)
 
 
 def _paged_for(state: torch.Tensor, owner: object) -> torch.device | None:

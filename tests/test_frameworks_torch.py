@@ -18,11 +18,13 @@ CASES = (
     "ddp bucket view",
     "ddp no_sync",
     "ddp bucket view no_sync",
+    "ddp unused parameters",
     "fsdp1",
     "fsdp1 original parameters",
     "fsdp2",
     "fsdp2 kept gathered",
     "fsdp2 bf16",
+    "fsdp2 offloaded",
     "tensor parallel",
     "pipeline",
 )
@@ -41,7 +43,7 @@ STATE = ("parameters", "gradients", "optimizer_state")
 PREDICTED = {
     **dict.fromkeys((*(c for c in CASES if "ddp" in c), "tensor parallel", "pipeline"), STATE),
     # The last ranks' optimizer state, which is not padded, is predicted as the first one's.
-    **dict.fromkeys((c for c in CASES if "fsdp2" in c), STATE[:2]),
+    **dict.fromkeys(("fsdp2", "fsdp2 kept gathered", "fsdp2 bf16"), STATE[:2]),
 }
 Ranks = list[dict[str, dict[str, Any]]]
 
@@ -60,14 +62,16 @@ def test_what_is_held_is_what_the_wrapper_keeps(ranks: Ranks, case: str) -> None
     for rank in ranks:
         expected = rank[case]["expected"]
         for step in rank[case]["steps"]:
-            assert {name: step["recorded"][name] for name in expected} == expected
+            assert {name: step["recorded"][name] or 0 for name in expected} == expected
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_books_close_on_every_rank(ranks: Ranks, case: str) -> None:
     for rank in ranks:
         steps = rank[case]["steps"]
-        assert [s["recorded"]["allocated"] for s in steps] == [s["alive"] for s in steps]
+        for recorded in (step["recorded"] for step in steps):
+            recorded["everywhere"] = recorded["allocated"] + (recorded["host"] or 0)
+        assert [s["recorded"]["everywhere"] for s in steps] == [s["alive"] for s in steps]
         assert {step["recorded"]["unattributed"] for step in steps} == {0}
 
 
@@ -85,6 +89,11 @@ def test_the_scenario_is_what_was_configured(ranks: Ranks, case: str) -> None:
     for place, rank in enumerate(ranks):
         expected = {**PARALLELISM[case], **({"rank": place} if place else {})}
         assert rank[case]["scenario"]["parallelism"] == expected
+
+
+def test_offloading_is_read_off_the_wrapper(ranks: Ranks) -> None:
+    offload = ranks[0]["fsdp2 offloaded"]["scenario"]["offload"]
+    assert offload == {"optimizer": "cpu", "parameters": "cpu"}
 
 
 def test_mixed_precision_is_read_off_the_wrapper(ranks: Ranks) -> None:

@@ -55,7 +55,7 @@ class DDPReader:
                 yield KeptTensor(bucket.set_(storage), MemoryClass.COMMUNICATION)
 
     def hidden(self) -> Iterator[KeptBytes]:
-        """Buckets whose storages are not known, and the maps of used parameters."""
+        """Buckets whose storages are not known."""
         model = self._model()
         if model is None:
             return

@@ -92,14 +92,17 @@ class DeepSpeedReader:
         yield from _swap_buffers(optimizer, hosts["host"])
 
     def hidden(self) -> Iterator[KeptBytes]:
-        """The files that optimizer state was swapped out to."""
+        """The files that master weights, optimizer state and gradients were swapped out to."""
         engine: Any = self._engine()
         swapper = getattr(getattr(engine, "optimizer", None), "optimizer_swapper", None)
-        if swapper is None:
-            return
-        size = sum(_file_size(path) for path in _swap_paths(swapper))
-        if size:
-            yield KeptBytes(_device(engine), MemoryClass.OPTIMIZER_STATE, size, "nvme")
+        for info in _swap_infos(swapper):
+            for memory_class, paths in (
+                (MemoryClass.OPTIMIZER_STATE, info.get_swap_paths()),
+                (MemoryClass.GRADIENTS, info.get_swap_gradient_paths()),
+            ):
+                size = sum(_file_size(path) for path in paths)
+                if size:
+                    yield KeptBytes(_device(engine), memory_class, size, "nvme")
 
     def fingerprint(self) -> Hashable:
         """Which gradients, buckets and gathered parameters there are."""
@@ -214,12 +217,6 @@ def _optimizer_state(engine: Any, host: torch.device | None) -> Iterator[KeptTen
 def _swap_infos(swapper: Any) -> Sequence[Any]:
     infos: dict[Any, Any] = getattr(swapper, "swap_params_info", None) or {}
     return list(infos.values())
-
-
-def _swap_paths(swapper: Any) -> Iterator[str]:
-    """The files of each shard: its master weights and what the optimizer keeps for it."""
-    for info in _swap_infos(swapper):
-        yield from info.get_swap_paths() if hasattr(info, "get_swap_paths") else info.swap_paths
 
 
 def _file_size(path: str) -> int:

@@ -23,7 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
@@ -179,6 +184,14 @@ def _fsdp2(**options: Any) -> Case:
     return Case(model, expected)
 
 
+def _fsdp2_offloaded() -> Case:
+    """Shards, their gradients and their state lie in the host's memory, unpinned here."""
+    case = _fsdp2(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    host = sum(case.expected[name] for name in ("parameters", "gradients", "optimizer_state"))
+    case.expected |= {"parameters": 0, "gradients": 0, "optimizer_state": 0, "host": host}
+    return case
+
+
 def _tensor_parallel() -> Case:
     """Columns of ``up`` and rows of ``down`` are cut; everything else is whole on every rank."""
     model, world = Model(), dist.get_world_size()
@@ -239,11 +252,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "ddp bucket view": lambda: _ddp(gradient_as_bucket_view=True),
     "ddp no_sync": _ddp_no_sync,
     "ddp bucket view no_sync": _ddp_bucket_view_no_sync,
+    "ddp unused parameters": lambda: _ddp(find_unused_parameters=True),
     "fsdp1": _fsdp1,
     "fsdp1 original parameters": lambda: _fsdp1(use_orig_params=True),
     "fsdp2": _fsdp2,
     "fsdp2 kept gathered": lambda: _fsdp2(reshard_after_forward=False),
     "fsdp2 bf16": lambda: _fsdp2(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "fsdp2 offloaded": _fsdp2_offloaded,
     "tensor parallel": _tensor_parallel,
     "pipeline": Pipeline,
 }
@@ -274,7 +289,7 @@ def run(name: str, store: Path, memory: Any) -> dict[str, Any]:
         "expected": case.expected,
         "steps": [
             {
-                "recorded": dict(step.end.items()),
+                "recorded": {**dict(step.end.items()), "host": step.host_pinned},
                 "alive": alive[step.step - 1],
                 "micro_steps": step.micro_steps,
             }
