@@ -309,7 +309,11 @@ NOT_COVERED: list[tuple[dict[str, Any], str, MemoryClass]] = [
         "hpz_partition=2",
         MemoryClass.PARAMETERS,
     ),
-    ({"offload": Offload(optimizer="cpu")}, "offload.optimizer=cpu", MemoryClass.OPTIMIZER_STATE),
+    (
+        {"offload": Offload(optimizer="cpu", optimizer_share=0.5)},
+        "offload.optimizer_share=0.5",
+        MemoryClass.OPTIMIZER_STATE,
+    ),
     ({"offload": Offload(parameters="nvme")}, "offload.parameters=nvme", MemoryClass.PARAMETERS),
     ({"offload": Offload(activations=True)}, "offload.activations", MemoryClass.ACTIVATIONS),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from vramscope.profiler.analytic import (
     predict,
 )
 from vramscope.profiler.analytic.kernels import Shape, kernel_peak
+from vramscope.profiler.analytic.offload import Offload
 from vramscope.profiler.analytic.textbook import (
     deepspeed_estimate,
     double_quantisation_saves,
@@ -207,3 +209,44 @@ def test_cross_entropy_alone_holds_its_logits_five_times() -> None:
     assert kernel_peak("cross_entropy", "liger", shape, "A100").nbytes == logits + 8 * 4096
     with pytest.raises(ValueError, match="known are cross_entropy"):
         kernel_peak("jsd", "liger", shape, None)
+
+
+ELEMENTS = 784_872
+"""Parameters of the model that DeepSpeed's offload was run with."""
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_with_the_optimizer_on_the_host_holds_weights_and_two_buffers(stage: Any) -> None:
+    """2.0 B a parameter on the device, and two buffers of the largest parameter."""
+    largest = TensorSpec(shape=(128_000,), dtype="bfloat16")
+    rest = TensorSpec(shape=(ELEMENTS - 128_000,), dtype="bfloat16")
+    scenario = Scenario(
+        tensors=TensorInventory(blocks=(TensorBlock(tensors=(largest, rest)),)),
+        parallelism=Parallelism(strategy="zero", zero_stage=stage, world_size=2),
+        offload=Offload(optimizer="cpu"),
+        device="cpu",
+    )
+    idle = predict(scenario).phases[Phase.IDLE]
+    assert idle.parameters == pytest.approx(2.0 * ELEMENTS, rel=1e-4)
+    assert idle.communication == 2 * 2 * max(128_000, ELEMENTS - 128_000)
+    assert (idle.gradients, idle.optimizer_state) == (0, 0)
+
+
+def test_fsdp_with_parameters_on_the_host_holds_what_is_gathered() -> None:
+    sharded = Parallelism(strategy="fsdp", world_size=2)
+    scenario = training(parallelism=sharded, offload=Offload(parameters="cpu"))
+    idle = predict(scenario).phases[Phase.IDLE]
+    assert (idle.parameters, idle.gradients, idle.optimizer_state) == (0, 0, 0)
+    assert held(predict(scenario), MemoryClass.COMMUNICATION, Phase.FORWARD) > 0
+
+
+def test_a_seventy_billion_model_is_predicted_in_50_ms() -> None:
+    large = decoder(layers=80, hidden=8192, heads=64, intermediate=28672, vocabulary=128_256)
+    scenario = training(architecture=large, parallelism=Parallelism(strategy="fsdp", world_size=64))
+    predict(scenario.replace(batch=BatchShape(micro_batch=1, sequence=256)))
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        predict(scenario)
+        times.append(time.process_time() - started)
+    assert min(times) < 0.05

@@ -191,6 +191,7 @@ def _numerics(scenario: Scenario) -> Numerics:
         device=scenario.device,
         dropout_active=scenario.dropout_active,
         compiled=scenario.compiled,
+        offset_norms=arch.family == "gemma",
         frozen=lora is not None or trained * MOSTLY_FROZEN < sum(counts.values()),
         adapters=None
         if lora is None

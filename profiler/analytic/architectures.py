@@ -13,7 +13,17 @@ from .inventory import TensorBlock, TensorInventory, TensorSpec
 from .mapping import check, setting
 
 Family = Literal[
-    "nanogpt", "gpt2", "llama", "mistral", "qwen2", "qwen3", "bert", "litgpt", "torchtune", "cs336"
+    "nanogpt",
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "bert",
+    "litgpt",
+    "torchtune",
+    "cs336",
 ]
 """Whose code runs: ``nanogpt`` is a plain PyTorch GPT, ``litgpt``, ``torchtune`` and ``cs336`` are
 those libraries' own transformers, the others Hugging Face's models."""
@@ -238,7 +248,7 @@ _HF_ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-HF_DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+HF_DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma")
 """The ``model_type`` of each Hugging Face decoder that :func:`from_hf_config` reads."""
 
 
@@ -254,7 +264,7 @@ def from_hf_config(config: Mapping[str, object]) -> DecoderArchitecture:
     model_type = config.get("model_type")
     if model_type == "gpt2":
         return _from_gpt2(config)
-    if model_type in ("llama", "mistral", "qwen2", "qwen3"):
+    if model_type in ("llama", "mistral", "qwen2", "qwen3", "gemma"):
         return _from_llama(model_type, config)
     raise ValueError(
         f"model_type={model_type!r}: not a decoder whose activations are modelled; modelled are "
@@ -319,16 +329,19 @@ _LLAMA_POSITIONS: Mapping[str, int] = {
     "mistral": 4096 * 32,
     "qwen2": 32768,
     "qwen3": 32768,
+    "gemma": 8192,
 }
 
 
 def _from_llama(
-    family: Literal["llama", "mistral", "qwen2", "qwen3"], config: Mapping[str, object]
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "gemma"], config: Mapping[str, object]
 ) -> DecoderArchitecture:
     heads = _number(config, "num_attention_heads")
-    head_dim = _number(config, "head_dim", default=128 if family == "qwen3" else 0) or None
-    kv_default = {"llama": heads, "mistral": 8, "qwen2": 32, "qwen3": 32}[family]
-    bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+    width = {"qwen3": 128, "gemma": 256}.get(family, 0)
+    head_dim = _number(config, "head_dim", default=width) or None
+    kv_default = {"llama": heads, "mistral": 8, "qwen2": 32, "qwen3": 32, "gemma": 16}[family]
+    bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3", "gemma")
+    gemma = family == "gemma"
     return DecoderArchitecture(
         family=family,
         layers=_number(config, "num_hidden_layers"),
@@ -339,8 +352,8 @@ def _from_llama(
         intermediate=_number(config, "intermediate_size"),
         vocabulary=_number(config, "vocab_size"),
         positions=_number(config, "max_position_embeddings", default=_LLAMA_POSITIONS[family]),
-        activation=_activation(config.get("hidden_act", "silu")),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        activation=_activation(config.get("hidden_act", "gelu_pytorch_tanh" if gemma else "silu")),
+        tied=bool(config.get("tie_word_embeddings", gemma)),
         attention_bias=bias or family == "qwen2",
         output_bias=bias,
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",

@@ -22,6 +22,8 @@ def embed(tape: Tape, arch: DecoderArchitecture) -> Value:
         tape.note(out=[out])
     else:
         tape.note(out=[out], saved=(ids,), weight_gradient=table)
+    if arch.family == "gemma":
+        out = tape.scale(out, "block inputs (residual stream)")
     if not arch.is_gpt:
         for _ in range(2):
             rotary = tape.value("rotary cosines and sines", ("s", "d"), dtype)
@@ -116,7 +118,21 @@ def rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:
     mean = tape.unary(square, "mean squares", dims=rows)
     inverse = tape.unary(mean, "inverse deviations of RMS norms", keeps_output=True)
     normed = tape.multiply(wide, inverse, "RMS-normed inputs")
+    if tape.numerics.offset_norms:
+        return tape.cast(_offset_weighted(tape, normed, width, label), x.dtype)
     return tape.weighted(tape.cast(normed, x.dtype), width, label)
+
+
+def _offset_weighted(tape: Tape, x: Value, width: str, label: str) -> Value:
+    """``x * (1 + weight)`` in float32: keeps the sum too."""
+    out = tape.value(label, x.dims, x.dtype)
+    total = tape.storage("1 + weights of norms", (width,), "float32")
+    if tape.numerics.frozen:
+        tape.note(x, out=[out], saved=(total,))
+        return out
+    gradient = tape.sizes[width] * ITEM_BYTES[tape.numerics.dtype]
+    tape.note(x, out=[out], saved=(x.storage, total), weight_gradient=gradient)
+    return out
 
 
 def fused_rms_norm(tape: Tape, x: Value, width: str, label: str) -> Value:

@@ -73,15 +73,18 @@ def _zero(parallelism: Parallelism) -> Iterator[Gap]:
 
 def _others(scenario: Scenario) -> Iterator[Gap]:
     offload = scenario.offload
-    if offload.optimizer != "none":
+    sharded = scenario.parallelism.strategy in ("fsdp", "zero")
+    if offload.optimizer != "none" or (offload.parameters != "none" and sharded):
+        yield Gap("offload: what the host holds, pinned or not, is not predicted")
+    if offload.optimizer != "none" and offload.optimizer_share < 1:
         yield Gap(
-            f"offload.optimizer={offload.optimizer}: optimizer state off the device, and the "
-            "gradients' way to it, are not modelled",
-            STATE - {MemoryClass.PARAMETERS},
+            f"offload.optimizer_share={offload.optimizer_share:g}: not modelled",
+            frozenset({MemoryClass.OPTIMIZER_STATE}),
         )
-    if offload.parameters != "none":
+    if offload.parameters != "none" and not sharded:
         yield Gap(
-            f"offload.parameters={offload.parameters}: weights off the device are not modelled",
+            f"offload.parameters={offload.parameters}: weights off the device are modelled for "
+            "FSDP and ZeRO only",
             frozenset({MemoryClass.PARAMETERS, MemoryClass.COMMUNICATION}),
         )
     if offload.activations:

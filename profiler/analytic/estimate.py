@@ -144,13 +144,16 @@ def _state_terms(scenario: Scenario, gradients_at_peak: int | None) -> list[Term
     if scenario.parallelism.strategy == "fsdp":
         return [*fsdp_terms(scenario), *buffers]
     tensors = stepped_tensors(scenario)
+    stepping = [
+        *optimizer_terms(scenario, tensors),
+        *master_terms(scenario),
+        *step_terms(scenario, tensors),
+    ]
     return [
         *parameter_terms(scenario.inventory),
         *buffers,
         *_gradients(scenario, gradients_at_peak),
-        *optimizer_terms(scenario, tensors),
-        *master_terms(scenario),
-        *step_terms(scenario, tensors),
+        *(stepping if scenario.offload.optimizer == "none" else ()),
         *_ddp_terms(scenario),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from vramscope.storage.records import MemoryClass, Phase
 
@@ -44,6 +45,10 @@ def fsdp_terms(scenario: Scenario) -> list[Term]:
     blocks = scenario.inventory.blocks
     shards = [Allocation(_shard_bytes(t, ranks), b.repeat) for b in blocks for t in b.tensors]
     trained = stepped_shards(scenario, ranks)
+    if scenario.offload.parameters != "none":
+        # Shards, their gradients and the optimizer are the host's; what is gathered is not.
+        moving = [t for t in _gradients(scenario, trained, units) if t.phases == BACKWARD]
+        return [*_gathered(scenario, units), *moving]
     return [
         make_term(
             "shards of the weights",
@@ -67,6 +72,7 @@ def shard_ranks(scenario: Scenario) -> int:
     return max(1, parallelism.world_size // parallelism.replicas)
 
 
+@lru_cache(maxsize=4096)
 def _shard(tensor: TensorSpec, ranks: int) -> TensorSpec:
     if not tensor.shape:
         return tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from .dtypes import ceil_div
 from .inventory import TensorBlock, TensorInventory, TensorSpec
@@ -39,6 +40,7 @@ def _first_stage(inventory: TensorInventory, stages: int) -> tuple[TensorBlock, 
     return inventory.blocks
 
 
+@lru_cache(maxsize=4096)
 def _slice(tensor: TensorSpec, parts: int) -> TensorSpec:
     if len(tensor.shape) < 2 or parts == 1:
         return tensor

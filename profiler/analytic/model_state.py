@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from vramscope.storage.records import MemoryClass, Phase
 
@@ -117,6 +118,7 @@ def gradient_terms(scenario: Scenario, phases: frozenset[Phase]) -> list[Term]:
     ]
 
 
+@lru_cache(maxsize=4096)
 def _master(tensor: TensorSpec) -> TensorSpec:
     """The parameter that the optimizer really steps on, where it keeps float32 copies."""
     return tensor if ITEM_BYTES[tensor.dtype] != 2 else replace(tensor, dtype="float32")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -119,6 +120,7 @@ class StateStorage:
     source: str = TORCH_SOURCE
 
 
+@lru_cache(maxsize=4096)
 def state_storages(
     tensor: TensorSpec, optimizer: OptimizerSpec, *, device: str
 ) -> tuple[StateStorage, ...]:

@@ -79,6 +79,8 @@ class Numerics:
     autocast: str | None
     device: str
     dropout_active: bool
+    offset_norms: bool = False
+    """Gemma's RMS norms: the weight is ``1 + w`` in float32, and the cast comes last."""
     compiled: bool = False
     """``torch.compile``: what lies between products is one kernel, and is computed again."""
     frozen: bool = False

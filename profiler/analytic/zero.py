@@ -118,6 +118,14 @@ def _stages_1_2(
     padded = sum(p.padded for p in parts)
     shard = sum(p.shard for p in parts)
     world = parallelism.world_size
+    if scenario.offload.optimizer != "none":
+        kept = [_staging(trainable, item), _bucket(scenario, item, BACKWARD)]
+    else:
+        kept = [
+            *_stepping(scenario, shard),
+            *_reduced_gradients(scenario, groups, parts, item),
+            _bucket(scenario, item, _bucket_phases(scenario)),
+        ]
     return [
         _term(
             "flat 16-bit weights" if item == 2 else "flat weights",
@@ -126,10 +134,19 @@ def _stages_1_2(
             f"{item} B × {padded:,} (padded to 2 × {world})",
         ),
         _term("frozen weights", MemoryClass.PARAMETERS, frozen, f"{frozen:,} B"),
-        *_stepping(scenario, shard),
-        *_reduced_gradients(scenario, groups, parts, item),
-        _bucket(scenario, item, _bucket_phases(scenario)),
+        *kept,
     ]
+
+
+def _staging(tensors: Sequence[TensorSpec], item: int) -> Term:
+    """Optimizer on the host: its masters, states and float32 gradients are there too."""
+    largest = max((t.numel for t in tensors), default=0)
+    return _term(
+        "gradients on their way to the host",
+        MemoryClass.COMMUNICATION,
+        2 * item * largest,
+        f"2 × {item} B × {largest:,} (temp_grad_buffer_for_{{cpu,gpu}}_offload)",
+    )
 
 
 def _bucket_phases(scenario: Scenario) -> frozenset[Phase]:
@@ -166,13 +183,16 @@ def _stage_3(
     shard_of: Callable[[Sequence[TensorSpec]], int] = lambda ts: sharded_numel(ts, world)  # noqa: E731
     everything, stepped = shard_of(tensors), shard_of(trainable)
     whole = persistent_numel(tensors, parallelism)
+    away = scenario.offload
+    on_device = [] if away.optimizer != "none" else _stage_3_state(scenario, stepped, item)
+    held = 0 if away.parameters != "none" else everything
     gathered = min(sum(t.numel for t in tensors) - whole, parallelism.max_live_parameters)
     return [
         _term(
             "shards of the weights",
             MemoryClass.PARAMETERS,
-            item * everything,
-            f"{item} B × Σ⌈n/{world}⌉ = {item} B × {everything:,}",
+            item * held,
+            f"{item} B × Σ⌈n/{world}⌉ = {item} B × {held:,}",
         ),
         _term(
             "small weights kept whole",
@@ -180,13 +200,7 @@ def _stage_3(
             item * whole,
             f"{item} B × {whole:,} (at most {parallelism.persistence_threshold:,} elements each)",
         ),
-        *_stepping(scenario, stepped),
-        _term(
-            "shards of the gradients",
-            MemoryClass.GRADIENTS,
-            item * stepped,
-            f"{item} B × {stepped:,}, permanent",
-        ),
+        *on_device,
         _bucket(scenario, item, ALWAYS),
         _term(
             "gathered weights",
@@ -194,5 +208,18 @@ def _stage_3(
             item * gathered,
             f"{item} B × {gathered:,} (at most max_live_parameters)",
             frozenset({Phase.FORWARD, Phase.BACKWARD}),
+        ),
+    ]
+
+
+def _stage_3_state(scenario: Scenario, stepped: int, item: int) -> list[Term]:
+    """Master weights, states and gradients where the optimizer is on the device."""
+    return [
+        *_stepping(scenario, stepped),
+        _term(
+            "shards of the gradients",
+            MemoryClass.GRADIENTS,
+            item * stepped,
+            f"{item} B × {stepped:,}, permanent",
         ),
     ]
