@@ -140,7 +140,7 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
         residual = "two norms"
     own = {
         "bert": "bert",
-        "vit": "bert",
+        "vit": "vit",
         "qwen2": "qwen2",
         "qwen3": "qwen3",
         "mistral": "mistral",
@@ -169,6 +169,7 @@ def architecture_of(row: Row, family: str | None = None) -> DecoderArchitecture 
         gated=bool(a.get("gated_mlp")) if a.get("gated_mlp") is not None else not layer,
         parallel_residual=residual,
         post_norms=kind == "gemma2",
+        patch_values=3 * 14 * 14,
         experts=a.get("experts") or 0,
         active_experts=a.get("topk") or 0,
     )

@@ -13,6 +13,7 @@ from vramscope.profiler.analytic import (
     DecoderArchitecture,
     Scenario,
     from_hf_config,
+    parameters_of,
 )
 from vramscope.profiler.analytic.activations import record
 
@@ -106,9 +107,57 @@ def test_what_bert_keeps(attention: str, dropout: float) -> None:
     )
     scenario = Scenario(
         architecture=arch,
+        tensors=parameters_of(1000),
         batch=BatchShape(micro_batch=2, sequence=24),
         attention=attention,  # type: ignore[arg-type]
         device="cpu",
     )
     kept = kept_bytes(model, lambda: model(input_ids=tokens, labels=labels).loss)
     assert record(scenario).saved_bytes == pytest.approx(kept, abs=8 * 2 * 48 + 200)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_what_a_vision_transformer_keeps(attention: str) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=80,
+        image_size=32,
+        patch_size=8,
+        attn_implementation=attention,
+    )
+    model = transformers.ViTForImageClassification(config).train()
+    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
+    arch = DecoderArchitecture(
+        family="vit",
+        layers=2,
+        hidden=48,
+        heads=4,
+        intermediate=80,
+        vocabulary=1,
+        positions=17,
+        activation="gelu",
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        patch_values=3 * 8 * 8,
+    )
+    scenario = Scenario(
+        architecture=arch,
+        tensors=parameters_of(1000),
+        batch=BatchShape(micro_batch=2, sequence=17),
+        attention=attention,  # type: ignore[arg-type]
+        device="cpu",
+    )
+    kept = kept_bytes(model, lambda: model(pixel_values=images, labels=labels).loss)
+    assert record(scenario).saved_bytes == pytest.approx(kept, abs=100)
+
+
+def test_an_encoder_needs_its_tensors() -> None:
+    arch = DecoderArchitecture(
+        family="bert", layers=1, hidden=8, heads=1, intermediate=8, vocabulary=9, positions=4
+    )
+    with pytest.raises(ValueError, match="must be given with architecture"):
+        Scenario(architecture=arch)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .adapter_state import adapter_dtype, roles_of
-from .architectures import DecoderArchitecture
+from .architectures import ENCODERS, DecoderArchitecture
 from .blocks import CACHED, embed, gpt_block, head_and_loss, llama_block
 from .dtypes import ceil_div
-from .encoder_blocks import bert_block, classification_head
+from .encoder_blocks import bert_block, classification_head, patches, vit_block
 from .library_blocks import LITGPT_CHUNK, chunked_head, cs336_block, cs336_head, litgpt_block
 from .scenario import Scenario
 from .tape import AdapterPlan, Numerics, Op, Storage, Tape, Value, padded_rows
@@ -98,7 +98,7 @@ def record(scenario: Scenario) -> Recording:
     assert batch.sequence is not None
     sizes = _sizes(scenario, arch, batch.micro_batch, batch.sequence)
     tape = Tape(sizes, _numerics(scenario))
-    x = embed(tape, arch)
+    x = patches(tape, arch) if arch.family == "vit" else embed(tape, arch)
     x.storage.label = "block inputs (residual stream)"
     embedding = _cut(tape, None, x)
     entry = x
@@ -115,6 +115,7 @@ _BLOCKS = {
     "nanogpt": gpt_block,
     "gpt2": gpt_block,
     "bert": bert_block,
+    "vit": vit_block,
     "litgpt": litgpt_block,
     "cs336": cs336_block,
 }
@@ -128,7 +129,7 @@ def _head(
         return chunked_head(tape, arch, x, fused=arch.family != "litgpt")
     if arch.family == "cs336":
         return cs336_head(tape, arch, x)
-    if arch.family == "bert":
+    if arch.family in ENCODERS:
         return classification_head(tape, arch, x)
     upcast = scenario.loss.upcast_logits
     upcast = arch.family != "nanogpt" if upcast is None else upcast
@@ -156,6 +157,7 @@ def _sizes(
         "r": scenario.lora.rank if scenario.lora else 0,
         "s": tokens,
         "s32": padded_rows(tokens),
+        "pixels": (tokens - 1) * arch.patch_values,
         "h": ceil_div(arch.hidden, across),
         "a": ceil_div(arch.heads, t),
         "g": ceil_div(arch.kv_heads or arch.heads, t),

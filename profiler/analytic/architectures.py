@@ -21,6 +21,7 @@ Family = Literal[
     "qwen3",
     "gemma",
     "bert",
+    "vit",
     "litgpt",
     "torchtune",
     "cs336",
@@ -28,9 +29,12 @@ Family = Literal[
 """Whose code runs: ``nanogpt`` is a plain PyTorch GPT, ``litgpt``, ``torchtune`` and ``cs336`` are
 those libraries' own transformers, the others Hugging Face's models."""
 
+ENCODERS: frozenset[str] = frozenset({"bert", "vit"})
+"""Families whose activations are known by sizes, but whose tensors must be given."""
+
 Activation = Literal["gelu", "gelu_tanh", "gelu_new", "silu", "relu"]
 
-GPT_FAMILIES: frozenset[str] = frozenset({"nanogpt", "gpt2", "bert"})
+GPT_FAMILIES: frozenset[str] = frozenset({"nanogpt", "gpt2", "bert", "vit"})
 """Layer norm, learned positions, one matrix for queries, keys and values."""
 
 
@@ -69,6 +73,7 @@ class DecoderArchitecture:
     )
     post_norms: bool = setting("Whether what is added to the stream is normed too.", False)
     experts: int = setting("Experts of the MLP; 0: one MLP for every token.", 0, minimum=0)
+    patch_values: int = setting("Numbers in one patch of an image (ViT).", 768, minimum=1)
     active_experts: int = setting("Experts that see one token.", 0, minimum=0)
 
     def __post_init__(self) -> None:

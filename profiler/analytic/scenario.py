@@ -8,7 +8,7 @@ from typing import Literal
 
 from .adapter_state import with_adapters
 from .adapters import LoraSpec
-from .architectures import DecoderArchitecture, inventory_of
+from .architectures import ENCODERS, DecoderArchitecture, inventory_of
 from .dtypes import DTYPE_ALIASES, HalfDtype, TensorDtype, WeightDtype
 from .inference import InferenceSpec
 from .inventory import TensorInventory
@@ -134,6 +134,11 @@ class Scenario:
         check(self)
         if self.architecture is None and self.tensors is None:
             raise ValueError("Scenario: one of architecture and tensors must be given")
+        if self.tensors is None and self.architecture and self.architecture.family in ENCODERS:
+            raise ValueError(
+                f"Scenario.tensors: must be given with architecture.family="
+                f"{self.architecture.family!r}, whose parameters are not known by its sizes"
+            )
         self._check_optimizer_positions()
 
     def _check_optimizer_positions(self) -> None:
