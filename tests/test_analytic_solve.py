@@ -149,3 +149,12 @@ def test_generating_is_made_smaller_by_other_changes() -> None:
     changes = [r.change for r in remedies(generating)]
     assert any(c.startswith("micro_batch") for c in changes)
     assert not any("optimizer" in c or "checkpointing" in c for c in changes)
+
+
+def test_state_of_zero_may_leave_the_device() -> None:
+    zero = with_batch(4, 512).replace(
+        parallelism=Parallelism(strategy="zero", zero_stage=2, world_size=4), master_weights=True
+    )
+    found = next(r for r in remedies(zero) if "CPU" in r.change)
+    assert found.scenario.offload.optimizer == "cpu"
+    assert peak(found.scenario) == found.peak_bytes < peak(zero)

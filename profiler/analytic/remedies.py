@@ -19,6 +19,7 @@ _FEWER = "fewer samples at once"
 _GATHERED = "parameters are gathered for every pass"
 _PARTLY = "a part of each block's forward is computed twice"
 _TWICE = "each block's forward is computed twice"
+_ON_CPU = "the optimizer steps on the CPU"
 _PRODUCTS = "precision of the products: 16 bits"
 _MOMENTS = "precision of the moments"
 _WEIGHTS = "precision of the weights"
@@ -31,6 +32,7 @@ PRICES = (
     _GATHERED,
     _PARTLY,
     _TWICE,
+    _ON_CPU,
     _PRODUCTS,
     _MOMENTS,
     _WEIGHTS,
@@ -207,6 +209,9 @@ def _sharding_variants(scenario: Scenario) -> Iterator[_Variant]:
             _GATHERED if stage == 3 else _SHARDS,
             scenario.replace(parallelism=replace(parallelism, strategy="zero", zero_stage=stage)),
         )
+    if parallelism.strategy == "zero" and scenario.offload.optimizer == "none":
+        offload = replace(scenario.offload, optimizer="cpu")
+        yield "optimizer state in the CPU's memory", _ON_CPU, scenario.replace(offload=offload)
     if parallelism.strategy == "ddp":
         sharded = replace(parallelism, strategy="fsdp", fsdp_sharding="full")
         yield "FSDP, weights freed after forward", _GATHERED, scenario.replace(parallelism=sharded)
