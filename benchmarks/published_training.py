@@ -140,11 +140,9 @@ def _lora(row: Row) -> LoraSpec | None:
 
 
 def _adapter_dtype(row: Row, *, litgpt: bool) -> Any:
-    """As the base where a library makes them so: LitGPT, torchtune, PEFT until 0.10 (Qwen's)."""
+    """As the base where a library makes them so (LitGPT, torchtune); PEFT's are float32."""
     as_base = litgpt or row.says(r"bf16 \(true\)", "precision")
-    if as_base or row.says("Qwen finetune", "framework"):
-        return dtype_of(row)
-    return None
+    return dtype_of(row) if as_base else None
 
 
 def _tensors(row: Row, lora: LoraSpec | None) -> TensorInventory:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .adapters import LoraSpec
 from .architectures import DecoderArchitecture
+from .dtypes import TensorDtype
 from .inventory import TensorBlock, TensorInventory, TensorSpec
 
 if TYPE_CHECKING:
@@ -79,20 +80,30 @@ def _adapter(lora: LoraSpec, shape: tuple[int, int], dtype: str) -> Iterator[Ten
         yield TensorSpec(shape=(rows,), dtype=dtype)  # type: ignore[arg-type]
 
 
+def _plain_dtype(inventory: TensorInventory) -> TensorDtype:
+    """Type of most of the weights that are not quantised."""
+    counts: dict[TensorDtype, int] = {}
+    for tensor, n in inventory.counted():
+        if tensor.storage_bytes is None:
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel * n
+    return max(counts, key=lambda name: counts[name], default="float32")
+
+
 @lru_cache(maxsize=64)
 def with_adapters(
     inventory: TensorInventory, arch: DecoderArchitecture, lora: LoraSpec
 ) -> TensorInventory:
     """The frozen tensors of a model, and its adapters, the only ones that are trained.
 
-    Modules that are trained whole (``modules_to_save``) are copied: the embedding, the head.
+    Modules that are trained whole (``modules_to_save``) are copied in their own type: the
+    embedding, the head.
     """
     roles, dtype = roles_of(lora), lora.dtype or "float32"
     shapes = _matrices(arch)
     block = [t for role in shapes if role in roles for t in _adapter(lora, shapes[role], dtype)]
     table = (arch.vocabulary, arch.hidden)
     outside = list(_adapter(lora, table, dtype)) if "head" in roles else []
-    outside += [TensorSpec(shape=table, dtype=dtype) for _ in lora.trained_whole]
+    outside += [TensorSpec(shape=table, dtype=_plain_dtype(inventory)) for _ in lora.trained_whole]
     base = tuple(
         replace(b, tensors=tuple(replace(t, trainable=False, optimizer=None) for t in b.tensors))
         for b in inventory.blocks
