@@ -6,6 +6,7 @@
 from .adapters import LoraSpec
 from .architectures import DecoderArchitecture, from_hf_config, inventory_of
 from .estimate import Prediction, predict
+from .inference import InferenceSpec
 from .inventory import TensorBlock, TensorInventory, TensorSpec, fold, parameters_of
 from .offload import Offload
 from .optimizers import OptimizerSpec
@@ -17,6 +18,7 @@ from .sharding import Parallelism
 __all__ = [
     "BatchShape",
     "DecoderArchitecture",
+    "InferenceSpec",
     "Known",
     "LoraSpec",
     "LossSpec",
