@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev demo test coverage lint format types contracts unit browser examples benchmarks \
-        gpu-check wheels screenshots clean
+        nvme-check gpu-check wheels screenshots clean
 
 help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ examples: $(DEV_STAMP) ## Run every example, most of them on two processes
 benchmarks: $(RUNTIME_STAMP) ## Measure what the hook costs; writes benchmarks/results/
 	$(BIN)/python benchmarks/overhead.py --write
 	$(BIN)/python docs/fill_readme.py
+
+nvme-check: $(DEV_STAMP) ## ZeRO-Infinity's files against the profiler; the first run compiles for 15 minutes
+	$(BIN)/python benchmarks/nvme_check.py
 
 # A machine with a GPU and no network cannot make .venv: there its own Python and wheels/ serve.
 gpu-check: ## Measured against predicted on this machine's GPU; says so if there is none
