@@ -14,6 +14,7 @@ from vramscope.profiler.analytic import (
     Scenario,
     from_hf_config,
     parameters_of,
+    predict,
 )
 from vramscope.profiler.analytic.activations import record
 
@@ -161,3 +162,20 @@ def test_an_encoder_needs_its_tensors() -> None:
     )
     with pytest.raises(ValueError, match="must be given with architecture"):
         Scenario(architecture=arch)
+
+
+def test_training_a_mixture_of_experts_is_refused_by_name() -> None:
+    arch = DecoderArchitecture(
+        family="llama",
+        layers=1,
+        hidden=8,
+        heads=1,
+        intermediate=8,
+        vocabulary=9,
+        positions=4,
+        experts=4,
+        active_experts=2,
+    )
+    prediction = predict(Scenario(architecture=arch, batch=BatchShape(micro_batch=1, sequence=4)))
+    assert prediction.peak_phase is None
+    assert any("mixture of experts" in note for note in prediction.not_modelled)

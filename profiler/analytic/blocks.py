@@ -152,6 +152,13 @@ def rotate(tape: Tape, x: Value, label: str) -> Value:
     return turned
 
 
+def stream_norm(tape: Tape, arch: DecoderArchitecture, x: Value) -> Value:
+    """The norm of the stream that the architecture has."""
+    if arch.layer_norms:
+        return tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
+    return rms_norm(tape, x, "h", "RMS norm outputs")
+
+
 def llama_block(
     tape: Tape, arch: DecoderArchitecture, x: Value, *, attention: str, cache: bool
 ) -> tuple[Value, list[Value]]:
@@ -162,7 +169,7 @@ def llama_block(
     """
     full, few = ("b", "s", "q"), ("b", "s", "k")
     bias = arch.attention_bias
-    normed = rms_norm(tape, x, "h", "RMS norm outputs")
+    normed = stream_norm(tape, arch, x)
     query = tape.linear(normed, "h", "q", "queries", bias=bias, out=full, role="query")
     key = tape.linear(normed, "h", "k", "keys", bias=bias, out=few, role="key")
     value = tape.linear(normed, "h", "k", "values", bias=bias, out=few, role="value")
@@ -191,14 +198,21 @@ def llama_block(
         mixed, "q", "h", "attention projections", bias=arch.output_bias, out=TOKENS, role="output"
     )
     x = tape.add(x, out, "block inputs (residual stream)")
-    normed = rms_norm(tape, x, "h", "RMS norm outputs")
+    normed = stream_norm(tape, arch, x)
     out = gated_mlp(tape, arch, normed)
     return tape.add(x, out, "block inputs (residual stream)"), [normed]
 
 
 def gated_mlp(tape: Tape, arch: DecoderArchitecture, normed: Value) -> Value:
-    """``down(act(gate(x)) · up(x))``; compiled, the opened gate is computed again in backward."""
+    """``down(act(gate(x)) · up(x))``, or ``down(act(x))`` without a gate.
+
+    Compiled, the opened gate is computed again in backward.
+    """
     inner, bias = ("b", "s", "i"), arch.mlp_bias
+    if not arch.has_gate:
+        wide = tape.linear(normed, "h", "i", "MLP inputs", bias=bias, out=inner, role="gate")
+        wide = activation(tape, arch.activation, wide)
+        return tape.linear(wide, "i", "h", "MLP projections", bias=bias, out=TOKENS, role="down")
     gate = tape.linear(normed, "h", "i", "MLP gates", bias=bias, out=inner, role="gate")
     if tape.numerics.compiled:
         up = tape.linear(normed, "h", "i", "MLP inputs", bias=bias, out=inner, role="up")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .architectures import DecoderArchitecture
 from .attention import fused_attention
-from .blocks import TOKENS, activation, rms_norm
+from .blocks import TOKENS, activation, rms_norm, stream_norm
 from .tape import Tape, Value
 
 FULL, FEW, INNER = ("b", "s", "q"), ("b", "s", "k"), ("b", "s", "i")
@@ -25,27 +25,21 @@ def litgpt_block(
         The block's output, and what its own variables hold until it returns.
     """
     del cache
-    normed = _norm(tape, arch, x)
+    normed = stream_norm(tape, arch, x)
     mixed = _litgpt_attention(tape, arch, normed, attention)
     if arch.post_norms:
-        mixed = _norm(tape, arch, mixed)
+        mixed = stream_norm(tape, arch, mixed)
     if arch.parallel_residual != "none":
         shared = arch.parallel_residual == "one norm"
-        second = normed if shared else _norm(tape, arch, x)
+        second = normed if shared else stream_norm(tape, arch, x)
         out = _litgpt_mlp(tape, arch, second)
         both = tape.add(out, mixed, "MLP and attention projections")
         return tape.add(both, x, "block inputs (residual stream)"), [normed, mixed]
     x = tape.add(mixed, x, "block inputs (residual stream)")
-    out = _litgpt_mlp(tape, arch, _norm(tape, arch, x))
+    out = _litgpt_mlp(tape, arch, stream_norm(tape, arch, x))
     if arch.post_norms:
-        out = _norm(tape, arch, out)
+        out = stream_norm(tape, arch, out)
     return tape.add(out, x, "block inputs (residual stream)"), [normed, mixed]
-
-
-def _norm(tape: Tape, arch: DecoderArchitecture, x: Value) -> Value:
-    if arch.layer_norms:
-        return tape.layer_norm(x, "h", "layer norm outputs", bias=arch.norm_bias)
-    return rms_norm(tape, x, "h", "RMS norm outputs")
 
 
 def _litgpt_attention(tape: Tape, arch: DecoderArchitecture, x: Value, attention: str) -> Value:
@@ -159,7 +153,7 @@ def chunked_head(
         What is held while the loss is computed, the logits that the loop's variable keeps, and
         the loss.
     """
-    normed = _norm(tape, arch, x)
+    normed = stream_norm(tape, arch, x)
     pieces = -(-tape.sizes["s"] // tape.sizes["c"])
     piece = ("b", "c", "v")
     logits = []

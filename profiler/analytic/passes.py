@@ -70,6 +70,8 @@ def why_not(scenario: Scenario) -> str | None:
         return scenario.activations_unknown or "the scenario has no architecture"
     if scenario.batch is None or scenario.batch.sequence is None:
         return "the scenario has no batch with a sequence (give a micro-batch and a sequence)"
+    if scenario.architecture.experts and scenario.inference is None:
+        return "a mixture of experts keeps what its router decides, which is not modelled"
     packed = any(t.storage_bytes for t, _ in scenario.inventory.counted())
     if packed and scenario.lora is None and scenario.inference is None:
         return "quantised weights are trained through adapters, and the scenario has none"
