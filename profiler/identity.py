@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import secrets
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
+
+
+_launches_runs = itertools.count()
 
 
 def host_name() -> str:
@@ -31,7 +35,8 @@ def run_id(world_size: int) -> str:
 
     ``VRAMSCOPE_RUN_ID`` wins. Ranks of one launch share the launcher's address and, on one
     host, its process; a launch over several hosts needs the launcher's own run id to differ
-    from launch to launch (``torchrun --rdzv-id``).
+    from launch to launch (``torchrun --rdzv-id``). A launch's second run and so on have ids of their
+    own, as long as every rank begins them all.
     """
     given = os.environ.get("VRAMSCOPE_RUN_ID")
     if given:
@@ -49,6 +54,7 @@ def run_id(world_size: int) -> str:
     ]
     if _integer("LOCAL_WORLD_SIZE", world_size) == world_size:
         parts += [str(os.getppid()), _started(os.getppid())]
+    parts.append(str(next(_launches_runs)))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

@@ -198,7 +198,7 @@ class StepRecord:
     driver_reserved: int | None = None
     """The part of ``device_used`` that driver and firmware keep for themselves."""
     host_pinned: int | None = None
-    """Page-locked host memory of this process that holds model state; never device bytes."""
+    """Host memory of this process that holds the device's model state; never device bytes."""
     paged: int | None = None
     """Managed memory (paged optimizers): outside the allocator's view."""
 
