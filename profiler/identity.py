@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-
 _launches_runs = itertools.count()
 
 
@@ -35,8 +34,8 @@ def run_id(world_size: int) -> str:
 
     ``VRAMSCOPE_RUN_ID`` wins. Ranks of one launch share the launcher's address and, on one
     host, its process; a launch over several hosts needs the launcher's own run id to differ
-    from launch to launch (``torchrun --rdzv-id``). A launch's second run and so on have ids of their
-    own, as long as every rank begins them all.
+    from launch to launch (``torchrun --rdzv-id``). A launch's second run has an id of its own, as
+    long as every rank begins both.
     """
     given = os.environ.get("VRAMSCOPE_RUN_ID")
     if given:
