@@ -117,9 +117,20 @@ class Census:
             id(p) for o in alive(self._optimizers) for g in o.param_groups for p in g["params"]
         }
         self._watch.begin(
-            [weakref.ref(p) for p in owned if p.requires_grad and id(p) not in optimized]
+            [weakref.ref(p) for p in owned if p.requires_grad and id(p) not in optimized],
+            [
+                weakref.ref(module)
+                for model in alive(self._models)
+                for module in model.modules()
+                if module._buffers
+            ],
         )
         self._volatile = True
+
+    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer steps any parameter that is counted here."""
+        known = {id(parameter) for parameter in alive(self._parameters)}
+        return any(id(p) in known for group in optimizer.param_groups for p in group["params"])
 
     def devices(self) -> list[torch.device]:
         """Devices that hold parameters, or compute with offloaded ones, accelerators first."""
@@ -140,6 +151,8 @@ class Census:
             likeness: Equal for steps that are alike: see :class:`Watch`.
         """
         changed, kept = self._watch.changed(likeness), self._fingerprints()
+        if self._watch.restructured:
+            self.refresh()
         if changed or kept != self._kept or self._volatile:
             self._kept = kept
             self._held = self._count(self.holdings(), self._hidden())
@@ -147,7 +160,7 @@ class Census:
 
     def recount(self) -> tuple[list[Holding], dict[torch.device, HeldBytes]]:
         """Counts anew, changed or not, and says what was counted."""
-        self._watch.changed(None)
+        self.refresh()
         self._kept = self._fingerprints()
         holdings = list(self.holdings())
         self._held = self._count(holdings, self._hidden())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from .resizes import watch_resizes
 from .storages import storages_of, tensors_in
 from .tracker import AllocationTracker, Survivor, TrackedStorage
 
+_COMPILED_CALLS = torch._dynamo.eval_frame.__file__
 _WORK = (Phase.FORWARD, Phase.BACKWARD)
 
 
@@ -156,11 +159,21 @@ class DetailStep:
         """Stops following, whatever happened."""
         self._ranges.remove()
         self._unwatch()
+        self._tracker.silent = not self.leave()
+
+    def leave(self) -> bool:
+        """Takes the dispatch mode off, if it can be taken off here; says whether it is off.
+
+        Inside a compiled call it cannot: torch puts the state of dispatch from before the call
+        back after it, with our mode on.
+        """
         stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self._tracker:
-            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        else:
-            self._tracker.silent = True
+        if self._tracker not in stack:
+            return True
+        if stack[-1] is not self._tracker or _inside_compiled_call():
+            return False
+        self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return True
 
     def _claim_all(self, holdings: Iterable[Holding]) -> None:
         for holding in holdings:
@@ -199,6 +212,16 @@ def _leave_out_if_elsewhere(holding: Holding, tracked: TrackedStorage | None) ->
     """Managed and offloaded memory is none of the device's bytes, whatever its tensors say."""
     if tracked is not None and (holding.paged_for or holding.host_for) is not None:
         tracked.size = 0
+
+
+def _inside_compiled_call() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename == _COMPILED_CALLS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

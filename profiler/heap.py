@@ -13,7 +13,7 @@ import torch
 from vramscope.storage.records import MemoryClass
 
 from .activations import saved_for_backward
-from .storages import storages_of
+from .storages import shape_of, storages_of
 from .tracker import AllocationTracker, Kind
 
 
@@ -37,7 +37,7 @@ class HeapSearch:
         found: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         roots: list[torch.Tensor] = []
         for tensor, computed in _tensors():
-            kind = (tuple(tensor.shape), tensor.dtype)
+            kind = (shape_of(tensor), tensor.dtype)
             if computed:
                 roots.append(tensor)
                 tracker.admit(tensor, alike.get(kind, MemoryClass.TEMPORARIES))

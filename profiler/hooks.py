@@ -11,9 +11,11 @@ DeepSpeed             an engine's ``backward`` and ``_take_model_step``, wrapped
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,11 +64,30 @@ class SignalListener(Protocol):
         """Forward or backward ran out of memory; the error goes on to the user."""
 
 
+class ModuleHook:
+    """What hangs on a module: it holds nothing of ours, and a copy of the module hears nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = weakref.WeakMethod(call)
+
+    def __call__(self, *args: Any) -> None:
+        """Passes the signal on, as long as somebody hears it."""
+        if not torch.compiler.is_compiling():
+            call = self._call()
+            if call is not None:
+                call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied or stored module has in its place what takes anything and does nothing."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
 class Hooks:
     """All signals of one profiler.
 
     A fault of the listener never reaches training: the first one is warned about, and from then
-    on the hooks are silent.
+    on the hooks are silent. A loop runs in one thread: that which called the model last, with
+    gradients on. What other threads do belongs to other loops.
 
     Args:
         listener: Who hears the signals.
@@ -78,6 +99,7 @@ class Hooks:
         self._on_fault = on_fault
         self._removers: list[Callable[[], object]] = []
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
         self._active = False
         self._engine_works_back = False
 
@@ -94,9 +116,9 @@ class Hooks:
     def watch(self, module: torch.nn.Module) -> None:
         """Hears the forward calls of a root module."""
         before = module.register_forward_pre_hook(
-            self.forward_begins, prepend=True, with_kwargs=True
+            ModuleHook(self.forward_begins), prepend=True, with_kwargs=True
         )
-        after = module.register_forward_hook(self._forward_ends, always_call=True)
+        after = module.register_forward_hook(ModuleHook(self._forward_ends), always_call=True)
         self._removers += [before.remove, after.remove]
         if is_engine(module):
             self._removers += self._watch_engine(module)
@@ -115,8 +137,11 @@ class Hooks:
         while self._removers:
             self._removers.pop()()
 
+    def _hears(self) -> bool:
+        return self._active and threading.get_ident() == self._thread and os.getpid() == self._pid
+
     def _tell(self, signal: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if not self._active or os.getpid() != self._pid:
+        if not self._hears():
             return
         try:
             signal(*args, **kwargs)
@@ -131,12 +156,11 @@ class Hooks:
 
     def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A root module is called."""
-        if not torch.compiler.is_compiling():
-            self._tell(self._listener.forward_begins, module, args, kwargs)
+        if torch.is_grad_enabled():
+            self._thread = threading.get_ident()
+        self._tell(self._listener.forward_begins, module, args, kwargs)
 
     def _forward_ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         error = sys.exc_info()[1]  # torch calls this hook while an error passes, too
         if error is not None and is_out_of_memory(error):
             self._tell(self._listener.out_of_memory, error)
@@ -159,9 +183,9 @@ class Hooks:
             # Inside another backward (a reentrant checkpoint) or a compiler's trace there is
             # nothing of the loop to see.
             if (
-                not self._active
+                torch.compiler.is_compiling()
+                or not self._hears()
                 or self._engine_works_back
-                or torch.compiler.is_compiling()
                 or torch._C._current_graph_task_id() != -1
                 or any(is_traced(t) for t in t_outputs)
             ):

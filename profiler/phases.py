@@ -60,6 +60,12 @@ class LoopTracker:
         """A further optimizer belongs to the loop."""
         self._expected.add(optimizer)
 
+    def forget(self, optimizer: Hashable) -> None:
+        """An optimizer does not belong to the loop any more."""
+        self._expected.discard(optimizer)
+        self._ever.discard(optimizer)
+        self._stepped.pop(optimizer, None)
+
     # ---- signals
 
     def forward_begins(self, *, training: bool) -> None:

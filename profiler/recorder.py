@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from .gauges import DeviceGauge
 from .heap import HeapSearch
 from .phases import LoopTracker
 from .schedule import DetailSchedule
-from .storages import storages_of, tensors_in
+from .storages import shape_of, storages_of, tensors_in
 from .tracker import Survivor
 
 _KEPT_SHAPES = 1_000
@@ -37,6 +38,8 @@ class StepRecorder:
         block_bytes: By device type, what an allocation is rounded up to; filled as devices come.
         hand_over: Takes what was seen of a step; must not block.
         on_new_call: Told of a forward call with shapes not seen before, with its arguments.
+        on_new_optimizer: Told of an optimizer that takes the place of one that is gone; it is then
+            to be expected.
         on_step: Told after every step, with its number of micro-steps.
         on_out_of_memory: Told when memory has run out, with the error; must not keep it.
     """
@@ -50,6 +53,7 @@ class StepRecorder:
         hand_over: Callable[[StepFacts], None],
         *,
         on_new_call: Callable[[Any, Any], None],
+        on_new_optimizer: Callable[[torch.optim.Optimizer], object],
         on_step: Callable[[int], None],
         on_out_of_memory: Callable[[BaseException], None],
     ) -> None:
@@ -58,6 +62,7 @@ class StepRecorder:
         self._config = config
         self._hand_over = hand_over
         self._on_new_call = on_new_call
+        self._on_new_optimizer = on_new_optimizer
         self._on_step = on_step
         self._on_out_of_memory = on_out_of_memory
         self._last_error: int | None = None
@@ -66,12 +71,15 @@ class StepRecorder:
         self._followed: OrderedDict[Hashable, None] = OrderedDict()
         self._block_bytes = block_bytes
         self._loop = LoopTracker(self, set())
-        self._optimizers: set[int] | None = None
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] | None = None
         self._step = 0
         self._open = False
         self._detail: DetailStep | None = None
         self._walk = False
         self._survivors: list[Survivor] = []
+        self._lingering: DetailStep | None = None
+        self._was_compiled = False
+        """Whether steps end inside compiled calls: then none is followed any more."""
         self._heap = HeapSearch()
         self._to_search = False
         self._schedule = DetailSchedule(config)
@@ -105,7 +113,7 @@ class StepRecorder:
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer belongs to the loop; others are then not heard."""
-        self._optimizers = (self._optimizers or set()) | {id(optimizer)}
+        self._optimizers = {**(self._optimizers or {}), id(optimizer): weakref.ref(optimizer)}
         self._loop.expect(id(optimizer))
 
     # ---- signals
@@ -113,13 +121,16 @@ class StepRecorder:
     def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A root module is called."""
         training = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        shapes = _shapes(args, kwargs) if training else None
+        new = shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES
         if training and self._loop.phase is not Phase.EVAL:
+            if new:
+                self._schedule.saw_new_kind()
             self._open_step()
         self._loop.forward_begins(training=training)
         if training:
-            shapes = _shapes(args, kwargs)
             self._kind.append(shapes)
-            if shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES:
+            if new:
                 self._shapes.add(shapes)
                 self._on_new_call(args, kwargs)
             if self._detail is not None:
@@ -169,7 +180,19 @@ class StepRecorder:
             self._loop.optimizer_skipped(id(optimizer))
 
     def _hears(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._optimizers is None or id(optimizer) in self._optimizers
+        if self._optimizers is None:
+            return True
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known() is optimizer:
+            return True
+        dead = [key for key, reference in self._optimizers.items() if reference() is None]
+        if not dead or not self._census.owns(optimizer):
+            return False
+        for key in dead:  # One of the loop's optimizers was replaced by another.
+            del self._optimizers[key]
+            self._loop.forget(key)
+        self._on_new_optimizer(optimizer)
+        return True
 
     # ---- phases and steps
 
@@ -203,6 +226,8 @@ class StepRecorder:
             self._hand_over(self._facts(kind, micro_steps, skipped, ended, held))
             self._follows(kind, self._detail.outlived())
             self._survivors = self._detail.close()
+            if not self._detail.leave():
+                self._lingering, self._was_compiled = self._detail, True
             self._detail = None
         self._current = None
         self._walk = False
@@ -221,12 +246,14 @@ class StepRecorder:
             return
         self._open = True
         self._step += 1
+        if self._lingering is not None and self._lingering.leave():
+            self._lingering = None
         self._kind.clear()
         self._first_node = torch._C._autograd._get_sequence_nr()
         if self._schedule.is_due(self._step):
             self._census.refresh()
             models = self._models()
-            if DetailStep.possible(models):
+            if not self._was_compiled and DetailStep.possible(models):
                 self._detail = DetailStep(self._census, models, self._block_bytes)
                 self._detail.begin(self._survivors)
                 self._to_search = self._schedule.has_grown
@@ -306,6 +333,8 @@ class StepRecorder:
             self._detail.abandon()
             self._detail.close()
             self._detail = None
+        if self._lingering is not None:
+            self._lingering.leave()
         self._open = False
 
 
@@ -314,8 +343,8 @@ def _shapes(args: Any, kwargs: Any) -> Hashable:
     found: list[Hashable] = []
     for value in (*args, *kwargs.values()):
         if type(value) is torch.Tensor:
-            found += (value.shape, value.dtype)
+            found += (shape_of(value), value.dtype)
         else:
             for tensor in tensors_in(value):
-                found += (tensor.shape, tensor.dtype)
+                found += (shape_of(tensor), tensor.dtype)
     return tuple(found)

@@ -123,6 +123,7 @@ class MemoryProfiler:
             block_bytes,
             self._keep,
             on_new_call=self._on_new_call,
+            on_new_optimizer=lambda optimizer: self.adopt([], [optimizer]),
             on_step=self._after_step,
             on_out_of_memory=self._on_out_of_memory,
         )

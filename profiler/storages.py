@@ -71,11 +71,26 @@ def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
 
 def _plain_storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     if tensor.layout is torch.strided:
-        if tensor.device.type != "meta":
-            yield tensor.untyped_storage()
+        if tensor.device.type == "meta":
+            return
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # what torch.func wraps has no storage itself
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                yield from storages_of(torch._C._functorch.get_unwrapped(tensor))
+            return
+        yield storage
         return
     for part in _SPARSE_PARTS.get(tensor.layout, ()):
         yield from storages_of(getattr(tensor.detach(), part)())
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape; of a nested tensor without one, the number of elements."""
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:
+        return (tensor.numel(),)
 
 
 def _quantization_storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vramscope.storage.records import MemoryClass
 
-from .storages import storages_of
+from .storages import shape_of, storages_of
 
 _TO_COPY = torch.ops.aten._to_copy.default
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,6 +27,7 @@ _HELD = (
     MemoryClass.OPTIMIZER_STATE,
     MemoryClass.BUFFERS,
 )
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _MOST_SURVIVORS = 20_000
 
 
@@ -164,7 +165,7 @@ class AllocationTracker(TorchDispatchMode):
         for value in values:
             kind = type(value)
             if (kind is torch.Tensor or kind is torch.nn.Parameter) and (
-                value.layout is torch.strided
+                value.layout is torch.strided and not _is_wrapped(value)
             ):  # By far the most: without a detour.
                 storage = value.untyped_storage()
                 if storage._cdata not in alive:
@@ -188,7 +189,7 @@ class AllocationTracker(TorchDispatchMode):
         """
         if storage.device.type not in self._block_bytes:
             return None
-        tracked = self._follow(storage, tuple(tensor.shape), tensor.dtype)
+        tracked = self._follow(storage, shape_of(tensor), tensor.dtype)
         if new:
             if self.computing:
                 tracked.computed = True

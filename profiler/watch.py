@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Watch:
-    """Looks whether gradients or states have come or gone.
+    """Looks whether gradients, states or buffers have come or gone.
 
     Everything is looked at until the loop is steady. From then on a step that is like the one
     before it is looked at in part, another part each time: the cost does not grow with the
@@ -31,6 +31,9 @@ class Watch:
     def __init__(self, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
         self._optimizers = optimizers
         self._others: Sequence[weakref.ref[torch.Tensor]] = ()
+        self._buffered: Sequence[weakref.ref[torch.nn.Module]] = ()
+        self.restructured = False
+        """Whether the last look found other parameters or optimizers than before."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._structure: list[Hashable] = []
         self._looks: list[list[object]] = []
@@ -39,13 +42,18 @@ class Watch:
         self._trusting = True
         self._turn = 0
 
-    def begin(self, others: Sequence[weakref.ref[torch.Tensor]]) -> None:
+    def begin(
+        self,
+        others: Sequence[weakref.ref[torch.Tensor]],
+        buffered: Sequence[weakref.ref[torch.nn.Module]] = (),
+    ) -> None:
         """Notes how things are now.
 
         Args:
             others: Parameters that have gradients and no optimizer.
+            buffered: Modules that have buffers.
         """
-        self._others = others
+        self._others, self._buffered = others, buffered
         self._note_all(self._look_at_structure())
 
     def changed(self, likeness: Hashable) -> bool:
@@ -57,7 +65,8 @@ class Watch:
         alike = likeness is not None and likeness == self._likeness
         self._likeness = likeness
         structure = self._look_at_structure()
-        if structure != self._structure:
+        self.restructured = structure != self._structure
+        if self.restructured:
             self._steady = 0
             self._note_all(structure)
             return True
@@ -82,7 +91,8 @@ class Watch:
             for parameter in group["params"]
         ]
         self._parameters += self._others
-        parts = max(1, -(-len(self._parameters) // _PART))
+        most = max(len(self._parameters), len(self._buffered), 1)
+        parts = -(-most // _PART)
         self._looks = [self._look(part) for part in range(parts)]
 
     def _look_at_structure(self) -> list[Hashable]:
@@ -99,10 +109,18 @@ class Watch:
     def _look(self, part: int) -> list[object]:
         begin, end = part * _PART, (part + 1) * _PART
         parameters = alive(self._parameters[begin:end])
-        gradients = [parameter.grad is not None for parameter in parameters]
+        gradients = [
+            gradient if gradient is None else gradient.layout
+            for gradient in [parameter.grad for parameter in parameters]
+        ]
+        buffers = [
+            buffer if buffer is None else buffer.numel()
+            for module in alive(self._buffered[begin:end])
+            for buffer in module._buffers.values()
+        ]
         optimizers = alive(self._optimizers)
         entries = [_entries(islice(o.state.values(), begin, end)) for o in optimizers]
-        return gradients + entries
+        return [gradients, buffers, entries]
 
 
 def _entries(states: Iterable[Any]) -> object:

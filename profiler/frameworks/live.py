@@ -46,7 +46,7 @@ def batch_shape(args: Sequence[object], kwargs: Mapping[str, object]) -> BatchSh
         if isinstance(value, Mapping):
             if (found := batch_shape((), value)) is not None:
                 return found
-        elif isinstance(value, torch.Tensor) and value.dim() >= 1 and value.shape[0]:
+        elif isinstance(value, torch.Tensor) and not value.is_nested and value.dim() and len(value):
             return _shape_of(value)
     return None
 
