@@ -20,8 +20,8 @@ from .tracker import AllocationTracker, Kind
 class HeapSearch:
     """Finds what models have computed, and what is like that which outlived earlier steps.
 
-    At the first search everything that leaks is known, since the loop has been followed since it
-    began to grow: what else looks alike then, such as a dataset's tensors, is no leak.
+    At the first search everything that leaks is known, since the loop has been followed while it
+    grew: whatever else there is then, such as a dataset's tensors or another loop's, is no leak.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class HeapSearch:
         roots: list[torch.Tensor] = []
         for tensor, computed in _tensors():
             kind = (shape_of(tensor), tensor.dtype)
-            if computed:
-                roots.append(tensor)
+            if not computed and kind not in alike:
+                continue
+            if self._bystanders is None:
+                found.update({s._cdata: weakref.ref(s) for s in storages_of(tensor)})
+            elif not any(map(self._is_bystander, storages_of(tensor))):
                 tracker.admit(tensor, alike.get(kind, MemoryClass.TEMPORARIES))
-            elif kind in alike and not any(map(self._is_bystander, storages_of(tensor))):
-                if self._bystanders is None:
-                    found.update({s._cdata: weakref.ref(s) for s in storages_of(tensor)})
-                else:
-                    tracker.admit(tensor, alike[kind])
+                if computed:
+                    roots.append(tensor)
         for saved in saved_for_backward(roots):
             tracker.admit(saved.tensor, MemoryClass.ACTIVATIONS)
         if self._bystanders is None:

@@ -256,7 +256,7 @@ class StepRecorder:
             if not self._was_compiled and DetailStep.possible(models):
                 self._detail = DetailStep(self._census, models, self._block_bytes)
                 self._detail.begin(self._survivors)
-                self._to_search = self._schedule.has_grown
+                self._to_search = self._schedule.leaks
             else:
                 self._walk = True
         for gauge in self._gauges.values():

@@ -10,6 +10,7 @@ _GAP = 10
 # steps in a row. So long at first, and so long again at later detail steps.
 _FIRST_FOLLOW = 24
 _LATER_FOLLOW = 4
+_LEAK = 8
 
 
 class DetailSchedule:
@@ -25,9 +26,13 @@ class DetailSchedule:
         self._outlived = 0
         self._new_kind = False
         self._growing = False
-        self.has_grown = False
-        """Whether what outlives a step has ever grown from one followed step to the next."""
+        self._growths = 0
         self._left = _FIRST_FOLLOW
+
+    @property
+    def leaks(self) -> bool:
+        """Whether what outlives a step has grown so often that it is no warming up."""
+        return self._growths >= _LEAK
 
     def is_due(self, step: int) -> bool:
         """Whether this step is to be followed in detail."""
@@ -43,7 +48,7 @@ class DetailSchedule:
     def was_followed(self, step: int, outlived: int) -> None:
         """A step was followed; so many bytes that it or earlier ones computed outlived it."""
         self._growing = 0 < self._outlived < outlived
-        self.has_grown |= self._growing
+        self._growths += self._growing
         if not self._growing:
             self._left = max(self._left, _LATER_FOLLOW)
         self._outlived = outlived

@@ -140,7 +140,6 @@ def test_db_status_and_upgrade_of_a_current_store(
         ("runs", "--status", "asleep"),
         ("runs", "--limit", "0"),
         ("predict",),
-        ("predict", "a.yaml", "--model", "b.json"),
         ("predict", "a.yaml", "--zero-stage", "4"),
         ("demo", "--port", "70000"),
         ("run",),

@@ -399,9 +399,9 @@ def test_parameters_on_several_devices_are_recorded_device_by_device(
     real = counting.Census._count
 
     def count(
-        self: counting.Census, holdings: Iterable[counting.Holding]
+        self: counting.Census, *found: Iterable[object]
     ) -> dict[torch.device, counting.HeldBytes]:
-        counted = real(self, holdings)
+        counted = real(self, *found)
         counted[card.device] = counting.HeldBytes({MemoryClass.PARAMETERS: 1 << 19})
         return counted
 
