@@ -36,13 +36,16 @@ class HeapSearch:
         """
         found: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         roots: list[torch.Tensor] = []
-        for tensor, computed in _tensors():
-            kind = (shape_of(tensor), tensor.dtype)
-            if not computed and kind not in alike:
+        for tensor in _tensors():
+            try:
+                with torch._C.DisableTorchFunctionSubclass():
+                    computed, kind = tensor.grad_fn is not None, (shape_of(tensor), tensor.dtype)
+                    storages = list(storages_of(tensor)) if computed or kind in alike else []
+            except Exception:  # Somebody's tensor that cannot be asked: symbolic, freed, half made.
                 continue
             if self._bystanders is None:
-                found.update({s._cdata: weakref.ref(s) for s in storages_of(tensor)})
-            elif not any(map(self._is_bystander, storages_of(tensor))):
+                found.update({s._cdata: weakref.ref(s) for s in storages})
+            elif storages and not any(map(self._is_bystander, storages)):
                 tracker.admit(tensor, alike.get(kind, MemoryClass.TEMPORARIES))
                 if computed:
                     roots.append(tensor)
@@ -56,11 +59,8 @@ class HeapSearch:
         return known is not None and known() is storage
 
 
-def _tensors() -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yields every living tensor, and whether autograd has computed it.
-
-    Objects are told by their type alone: asking them could wake what is lazy.
-    """
+def _tensors() -> Iterator[torch.Tensor]:
+    """Yields every living tensor, told by its type: asking objects could wake what is lazy."""
     is_tensor: dict[type, bool] = {}
     for found in gc.get_objects():
         kind = type(found)
@@ -68,9 +68,4 @@ def _tensors() -> Iterator[tuple[torch.Tensor, bool]]:
         if known is None:
             known = is_tensor[kind] = issubclass(kind, torch.Tensor)
         if known:
-            try:
-                with torch._C.DisableTorchFunctionSubclass():
-                    computed = found.grad_fn is not None
-            except RuntimeError:  # a view whose history torch cannot write
-                computed = True
-            yield found, computed
+            yield found

@@ -160,3 +160,24 @@ def test_what_leaks_between_followed_steps_is_found_at_the_next_followed_one(
         batches = min(step.step, len(dataset))  # those that were met; the loss is beside them
         assert 0 <= held - (step.step + batches) * one < one
     assert {e.kind for e in events} == {EventKind.LEAK}  # told, told again as it grew, never ended
+
+
+def test_tensors_of_others_that_cannot_be_asked_stop_no_search(store_path: Path) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
+    optimizer = torch.optim.Adam(model.parameters())
+    symbolic = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(5, 7))
+    assert not isinstance(symbolic.shape[0], int)
+    kept: list[torch.Tensor] = []
+    config = ProfilerConfig(predict=False)
+    with MemoryProfiler(model, optimizer, store=store_path, config=config) as profiler:
+        for _ in range(12):
+            output = model(torch.ones(64, 100))
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(output)
+        assert profiler.steps == 12
+    assert len(stored(store_path)[0]) == 12

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,8 @@ BUCKET = 700
 """Elements of a reduce bucket: some parameters fit, and together they do not."""
 THRESHOLD = 30
 """Up to so many elements stage 3 keeps parameters whole."""
+SETTLE_S = 0.05
+"""Gloo's threads keep what they have sent a little longer than the call lasts."""
 STEPS = 4
 """Three followed in detail, and one between detail steps."""
 
@@ -179,6 +182,7 @@ def run(name: str, store: Path, memory: Any) -> dict[str, Any]:
                 engine.backward(loss)
                 if engine.is_gradient_accumulation_boundary():
                     after_backward.append(_census(profiler, engine.device))
+                time.sleep(SETTLE_S)
                 engine.step()
             alive.append(memory.current - before)
     with RunReader(store) as reader:

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -43,6 +44,9 @@ from vramscope.storage.reader import RunReader
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 WIDTH, HIDDEN, VOCABULARY, BATCH, LENGTH = 8, 26, 51, 4, 6
 STEPS = 5
+
+SETTLE_S = 0.05
+"""Gloo's threads keep what they have sent a little longer than the call lasts."""
 
 
 class Block(nn.Module):
@@ -104,6 +108,7 @@ class Case:
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
                 loss.backward()
         self.kept = logits, loss  # as in a loop, whose names outlive the step
+        time.sleep(SETTLE_S)
         self.optimizer.step()
 
 
@@ -240,6 +245,7 @@ class Pipeline(Case):
             self.schedule.step(tokens)
         else:
             self.schedule.step(target=tokens)
+        time.sleep(SETTLE_S)
         self.optimizer.step()
 
 
