@@ -174,6 +174,18 @@ class Hooks:
         if not torch.compiler.is_compiling():
             self._tell(self._listener.optimizer_ends, optimizer)
 
+    def _told(self, backward: Callable[[], Any], roots: Sequence[Any], *, accumulates: bool) -> Any:
+        """A backward pass with its signals around it."""
+        self._tell(self._listener.backward_begins, roots)
+        try:
+            return backward()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._tell(self._listener.out_of_memory, error)
+            raise
+        finally:
+            self._tell(self._listener.backward_ends, accumulates=accumulates)
+
     def _wrap_backward(self) -> Callable[[], None]:
         owner: Any = torch.autograd
         engine = owner._engine_run_backward
@@ -190,16 +202,9 @@ class Hooks:
                 or any(is_traced(t) for t in t_outputs)
             ):
                 return engine(t_outputs, *args, **kwargs)
-            self._tell(self._listener.backward_begins, t_outputs)
-            try:
-                return engine(t_outputs, *args, **kwargs)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    self._tell(self._listener.out_of_memory, error)
-                raise
-            finally:
-                accumulates = bool(kwargs.get("accumulate_grad", True))
-                self._tell(self._listener.backward_ends, accumulates=accumulates)
+            accumulates = bool(kwargs.get("accumulate_grad", True))
+            call = functools.partial(engine, t_outputs, *args, **kwargs)
+            return self._told(call, t_outputs, accumulates=accumulates)
 
         ours = torch.compiler.disable(run_backward)
         return _replace(owner, "_engine_run_backward", ours)
@@ -210,19 +215,14 @@ class Hooks:
 
         @functools.wraps(backward)
         def whole_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._active or self._engine_works_back:
+            if not self._hears() or self._engine_works_back:
                 return backward(loss, *args, **kwargs)
-            self._tell(self._listener.backward_begins, [loss])
             self._engine_works_back = True
             try:
-                return backward(loss, *args, **kwargs)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    self._tell(self._listener.out_of_memory, error)
-                raise
+                call = functools.partial(backward, loss, *args, **kwargs)
+                return self._told(call, [loss], accumulates=True)
             finally:
                 self._engine_works_back = False
-                self._tell(self._listener.backward_ends, accumulates=True)
 
         @functools.wraps(take_step)
         def whole_step(*args: Any, **kwargs: Any) -> Any:

@@ -122,7 +122,7 @@ class StepRecorder:
         """A root module is called."""
         training = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         shapes = _shapes(args, kwargs) if training else None
-        new = shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES
+        new = training and shapes not in self._shapes and len(self._shapes) < _KEPT_SHAPES
         if training and self._loop.phase is not Phase.EVAL:
             if new:
                 self._schedule.saw_new_kind()
