@@ -83,13 +83,26 @@ def every_step(c: HfConfig, layer: int) -> bool:
     return layer not in dense and count > 0 and (layer + 1) % step == 0
 
 
-def mixtral(c: HfConfig) -> Tree:
-    """Mixtral's experts."""
-    count = c.size("num_local_experts")
-    return {
-        "gate": router(count, c.hidden),
-        "experts": experts(count, c.hidden, c.size("intermediate_size")),
-    }
+def routed(gate: str, count: str, inner: str = "intermediate_size") -> MoeBlock:
+    """Experts behind a router, and nothing beside them.
+
+    Args:
+        gate: The router's name.
+        count: Key of the number of experts.
+        inner: Key of their inner width.
+    """
+
+    def made(c: HfConfig) -> Tree:
+        return {
+            gate: router(c.size(count), c.hidden),
+            "experts": experts(c.size(count), c.hidden, c.size(inner)),
+        }
+
+    return made
+
+
+mixtral = routed("gate", "num_local_experts")
+qwen3_moe = routed("gate", "num_experts", "moe_intermediate_size")
 
 
 def qwen2_moe(c: HfConfig) -> Tree:
@@ -102,50 +115,9 @@ def qwen2_moe(c: HfConfig) -> Tree:
     }
 
 
-def qwen3_moe(c: HfConfig) -> Tree:
-    """Experts alone."""
-    count = c.size("num_experts")
-    return {
-        "experts": experts(count, c.hidden, c.size("moe_intermediate_size")),
-        "gate": router(count, c.hidden),
-    }
-
-
-def olmoe(c: HfConfig) -> Tree:
-    """OLMoE's experts."""
-    count = c.size("num_experts")
-    return {
-        "gate": router(count, c.hidden),
-        "experts": experts(count, c.hidden, c.size("intermediate_size")),
-    }
-
-
-def phimoe(c: HfConfig) -> Tree:
-    """Phi-3.5-MoE's experts."""
-    count = c.size("num_local_experts")
-    return {
-        "router": router(count, c.hidden),
-        "experts": experts(count, c.hidden, c.size("intermediate_size")),
-    }
-
-
-def granitemoe(c: HfConfig) -> Tree:
-    """Granite's experts."""
-    count = c.size("num_local_experts")
-    return {
-        "router": router(count, c.hidden),
-        "experts": experts(count, c.hidden, c.size("intermediate_size")),
-    }
-
-
 def minimax_m2(c: HfConfig) -> Tree:
     """MiniMax-M2's experts."""
-    count = c.size("num_local_experts")
-    return {
-        "gate": router(count, c.hidden),
-        "experts": experts(count, c.hidden, c.size("intermediate_size")),
-        **correction(count),
-    }
+    return {**mixtral(c), **correction(c.size("num_local_experts"))}
 
 
 def deepseek(balanced: bool) -> MoeBlock:
@@ -320,12 +292,20 @@ MIXTURES: dict[str, Decoder] = {
     "qwen3_moe": MixtureDecoder(
         moe=qwen3_moe, sparse=every_step, bias="attention_bias", head_norms=True
     ),
-    "olmoe": MixtureDecoder(moe=olmoe, bias="attention_bias", whole_norms=True),
+    "olmoe": MixtureDecoder(
+        moe=routed("gate", "num_experts"), bias="attention_bias", whole_norms=True
+    ),
     "phimoe": MixtureDecoder(
-        moe=phimoe, bias="attention_bias", norm_bias=True, head_bias="lm_head_bias"
+        moe=routed("router", "num_local_experts"),
+        bias="attention_bias",
+        norm_bias=True,
+        head_bias="lm_head_bias",
     ),
     "granitemoe": MixtureDecoder(
-        moe=granitemoe, bias="attention_bias", moe_name="block_sparse_moe", moe_last=True
+        moe=routed("router", "num_local_experts"),
+        bias="attention_bias",
+        moe_name="block_sparse_moe",
+        moe_last=True,
     ),
     "gpt_oss": GptOss(moe=gpt_oss_experts, bias="attention_bias"),
     "minimax_m2": MixtureDecoder(moe=minimax_m2, whole_norms=True, rotary_key="rotary_dim"),
