@@ -534,6 +534,39 @@ def vramscope(
     return command
 
 
+@pytest.fixture
+def store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The store that the dashboard's pages read in this test, and nothing of another test's."""
+    import streamlit as st
+
+    monkeypatch.setenv("VRAMSCOPE_DB", str(store_path))
+    yield store_path
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+@pytest.fixture
+def kept_bytes() -> Callable[..., int]:
+    """Bytes of the storages that autograd saves in a forward pass, the model's own left out."""
+    import torch
+
+    def count(model: torch.nn.Module, forward: Callable[[], Any]) -> int:
+        own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+        seen: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                seen[storage._cdata] = storage
+            return tensor.detach()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            forward()
+        return sum(storage.nbytes() for storage in seen.values())
+
+    return count
+
+
 @pytest.fixture(scope="session")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
     """Runs a script of ``tests/ranks`` on several processes; returns what each one wrote."""

@@ -49,26 +49,12 @@ def adapted(targets: tuple[str, ...], dtype: str, dropout: float) -> Any:
     return model.train()
 
 
-def kept_bytes(model: Any, forward: Callable[[], Any]) -> int:
-    """Bytes of the storages that autograd saves, the model's own left out."""
-    own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    seen: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            seen[storage._cdata] = storage
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(storage.nbytes() for storage in seen.values())
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("targets", [ATTENTION, EVERYTHING])
-def test_what_an_adapted_model_keeps(targets: tuple[str, ...], dtype: str, dropout: float) -> None:
+def test_what_an_adapted_model_keeps(
+    kept_bytes: Callable[..., int], targets: tuple[str, ...], dtype: str, dropout: float
+) -> None:
     model = adapted(targets, dtype, dropout)
     tokens = torch.randint(0, 150, (2, 24))
     scenario = Scenario(

@@ -21,25 +21,9 @@ from vramscope.profiler.analytic.activations import record
 transformers = pytest.importorskip("transformers")
 
 
-def kept_bytes(model: Any, forward: Callable[[], Any]) -> int:
-    """Bytes of the storages that autograd saves, the model's own left out."""
-    own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    seen: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            seen[storage._cdata] = storage
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(storage.nbytes() for storage in seen.values())
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
-def test_what_gemma_keeps(precision: str, attention: str) -> None:
+def test_what_gemma_keeps(kept_bytes: Callable[..., int], precision: str, attention: str) -> None:
     config = transformers.GemmaConfig(
         hidden_size=48,
         num_hidden_layers=2,
@@ -76,7 +60,7 @@ def test_what_gemma_keeps(precision: str, attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_bert_keeps(attention: str, dropout: float) -> None:
+def test_what_bert_keeps(kept_bytes: Callable[..., int], attention: str, dropout: float) -> None:
     config = transformers.BertConfig(
         hidden_size=48,
         num_hidden_layers=2,
@@ -118,7 +102,7 @@ def test_what_bert_keeps(attention: str, dropout: float) -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_what_a_vision_transformer_keeps(attention: str) -> None:
+def test_what_a_vision_transformer_keeps(kept_bytes: Callable[..., int], attention: str) -> None:
     config = transformers.ViTConfig(
         hidden_size=48,
         num_hidden_layers=2,

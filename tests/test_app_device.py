@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 from vramscope.app.charts import device_bars
 from vramscope.app.device_blocks import device_table
@@ -133,14 +132,6 @@ def test_every_line_of_a_device_has_words_and_a_colour() -> None:
     assert set(DEVICE_COLOURS) == set(DEVICE_STACK)
     assert len(set(DEVICE_COLOURS.values())) == len(DEVICE_STACK)
     assert set(DEVICE_COLOURS.values()) & set(CLASS_COLOURS.values()) == {CLASS_COLOURS["cached"]}
-
-
-@pytest.fixture
-def store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("VRAMSCOPE_DB", str(store_path))
-    yield store_path
-    st.cache_data.clear()
-    st.cache_resource.clear()
 
 
 def run_page() -> str:

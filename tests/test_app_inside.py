@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 from vramscope.app import blocks
 from vramscope.app.peak_blocks import peak_groups_table, peak_sentence
@@ -30,12 +29,7 @@ MAIN = Path(__file__).resolve().parents[1] / "app" / "main.py"
 HOSTILE = "![x](http://evil.invalid/x.png) <img src=http://evil.invalid/y.png>"
 
 
-@pytest.fixture(autouse=True)
-def store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("VRAMSCOPE_DB", str(store_path))
-    yield store_path
-    st.cache_data.clear()
-    st.cache_resource.clear()
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def opened(**query: str) -> AppTest:

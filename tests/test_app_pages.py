@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 from vramscope.app import data
 from vramscope.storage.records import RunStatus
@@ -20,12 +19,7 @@ MAIN = Path(__file__).resolve().parents[1] / "app" / "main.py"
 HOSTILE = "![x](http://evil.invalid/x.png) <img src=http://evil.invalid/y.png> :red[z] $a$"
 
 
-@pytest.fixture(autouse=True)
-def store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("VRAMSCOPE_DB", str(store_path))
-    yield store_path
-    st.cache_data.clear()
-    st.cache_resource.clear()
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def opened(view: str, /, **query: str) -> AppTest:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 from vramscope.app.chart_plan import BESIDE, PlannedBars, phase_names, planned_phases
 from vramscope.app.plan_blocks import differing, gpu_table, phases_table, plan_cards
@@ -56,12 +55,7 @@ CONFIG: dict[str, object] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("VRAMSCOPE_DB", str(store_path))
-    yield store_path
-    st.cache_data.clear()
-    st.cache_resource.clear()
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def opened(**query: str) -> AppTest:
